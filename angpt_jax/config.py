@@ -1,0 +1,163 @@
+"""What a run is, as frozen dataclasses: one per section of the YAML files, every field with its meaning.
+
+A field without a default is required: a config file sets it. `null` means "derived": the comment says from what.
+Nothing here imports JAX, so a bad value is reported before a device is touched. Rules: `angpt_jax.rules`;
+parsing: `angpt_jax.cli`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and architecture of the decoder.
+
+    Args:
+        arch: recipe that fills the places of the skeleton, a name in angpt_jax.archs
+        width: length of the residual stream (D)
+        layers: number of decoder layers (N)
+        heads: attention heads (H); must divide width
+        vocab: rows of the embedding (V); at least the tokenizer's size
+        context: tokens in a window (L)
+        feed_forward: width of the MLP (F); null is 4 * width
+        rope_theta: base of the rotary angles
+        compute_dtype: dtype of the matrix products; parameters, joins, norms, softmax and loss stay float32
+        scan_layers: compile one layer and scan over it (true) or unroll all layers (false); same parameters
+        places: replaces places of the recipe or single settings of them, e.g. {residual: {alpha_init: 0.1}}
+    """
+
+    arch: str
+    width: int
+    layers: int
+    heads: int
+    vocab: int
+    context: int
+    feed_forward: int | None = None
+    rope_theta: float = 10_000.0
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    scan_layers: bool = True
+    places: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Adam, its schedule, and what the recipe may recommend.
+
+    Args:
+        peak_lr: highest learning rate of the schedule
+        schedule: shape after the warm-up: cosine, wsd (constant, then linear decay) or constant
+        warmup_fraction: linear warm-up, as a fraction of run.steps; null is what the recipe recommends
+        warmup_steps: the same in steps; give one of the two
+        decay_fraction: length of the wsd decay, as a fraction of run.steps
+        decay_steps: the same in steps; overrides decay_fraction
+        end_lr_fraction: learning rate at the end of cosine or wsd, as a fraction of peak_lr
+        weight_decay: decoupled decay of the matrices; null is what the recipe recommends
+        clip_norm: global gradient norm above which gradients are scaled down, or none; null is what the recipe recommends
+        beta1: decay of Adam's first moment
+        beta2: decay of Adam's second moment
+        epsilon: Adam's epsilon
+    """
+
+    peak_lr: float
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_fraction: float | None = None
+    warmup_steps: int | None = None
+    decay_fraction: float = 0.2
+    decay_steps: int | None = None
+    end_lr_fraction: float = 0.0
+    weight_decay: float | None = None
+    clip_norm: float | Literal["none"] | None = None
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Text, tokens and batches.
+
+    Args:
+        batch_size: sequences per optimizer step, over all devices
+        source: stdlib (source text of the running Python's standard library), or a text file or folder of text files
+        tokenizer: bytes, bpe (byte-level BPE of model.vocab entries trained on the training split), or a tokenizer.json
+        validation_fraction: share of the documents that is held out
+        validation_tokens: tokens of the held-out documents that an evaluation reads, always the same ones
+        attend_across_documents: let attention cross the boundary between two documents of one window
+        shuffle_seed: seed of the order of the windows
+        cache_dir: where token files are kept; null is $XDG_CACHE_HOME/angpt_jax or ~/.cache/angpt_jax
+    """
+
+    batch_size: int
+    source: str = "stdlib"
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.05
+    validation_tokens: int = 131_072
+    attend_across_documents: bool = False
+    shuffle_seed: int = 0
+    cache_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; one axis may be -1, "all that are left".
+
+    Args:
+        replica: copies of the parameters; the batch is split over them
+        fsdp: parts that parameters and the batch are split into
+        tensor: parts that heads, feed-forward width and vocabulary are split into
+    """
+
+    replica: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Length, files and rhythm of a run.
+
+    Args:
+        steps: optimizer steps of the whole schedule
+        dir: run directory; null is runs/ + the name of the config
+        stop_at_step: stop early, with a checkpoint, while the schedule stays that of run.steps
+        log_every_steps: steps between two lines of metrics
+        eval_every_steps: steps between two evaluations; the last step is always evaluated
+        checkpoint_every_steps: steps between two checkpoints; the last step is always saved
+        keep_latest: newest checkpoints that are kept
+        keep_every_steps: also keep every checkpoint whose step is a multiple of this; null keeps none of them
+        seed: seed of the initial weights
+        resume: auto (continue if there is a checkpoint), never (the directory must be new), must (there must be one)
+    """
+
+    steps: int
+    dir: str | None = None
+    stop_at_step: int | None = None
+    log_every_steps: int = 10
+    eval_every_steps: int = 100
+    checkpoint_every_steps: int = 200
+    keep_latest: int = 2
+    keep_every_steps: int | None = None
+    seed: int = 0
+    resume: Literal["auto", "never", "must"] = "auto"
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a training run.
+
+    Args:
+        model: the decoder
+        optim: the optimizer
+        data: text, tokens, batches
+        mesh: devices
+        run: length, files, rhythm
+        dry_run: print what would be trained (sizes, tables, memory of the compiled step) and stop
+    """
+
+    model: ModelConfig
+    optim: OptimConfig
+    data: DataConfig
+    run: RunConfig
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    dry_run: bool = False

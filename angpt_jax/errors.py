@@ -1,0 +1,27 @@
+"""The errors that are the user's to mend; every command turns them into lines on stderr and an exit code.
+
+Exit codes: 0 finished; 2 bad input, nothing touched; 3 diverged; 4 storage that is needed can't be read or
+written; 75 stopped on request with a checkpoint written. Anything else is a bug.
+"""
+
+
+class UserError(ValueError):
+    """Bad input: `problems` holds one line each, `<field>: <what is wrong>, got <value>; <what is allowed>`."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class DivergedError(UserError):
+    """The loss or the gradient stopped being finite."""
+
+    exit_code = 3
+
+
+class StorageError(UserError):
+    """A file that the run needs can't be read or written."""
+
+    exit_code = 4
