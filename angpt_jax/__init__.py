@@ -1,0 +1,9 @@
+"""Approximately normalized transformers in JAX: anGPT and its rivals GPT+ and nGPT, as one skeleton with places.
+
+    from angpt_jax import archs, config, model, nu, optim
+
+Shape letters, for the whole package: B batch, L length, D model width, H heads, K head width, F feed-forward
+width, V vocabulary, N layers. `h_BLD` is a stream of shape (batch, length, width).
+"""
+
+__all__ = ["archs", "config", "model", "nu", "optim"]

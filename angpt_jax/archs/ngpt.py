@@ -1,0 +1,26 @@
+"""nGPT (Loshchilov et al., arXiv 2410.01131): every vector on the unit sphere, exactly."""
+
+import math
+
+from angpt_jax.arch import Arch, Constraint, Sizes
+from angpt_jax.part import part
+from angpt_jax.parts import gate, head, init, norms, qk, residual
+
+
+def ngpt(sizes: Sizes) -> Arch:
+    """LERP with an exact norm, unit q and k, matrices of norm 1 along the embedding dimension, at init too.
+
+    RoPE is a true rotation, and √D is on the gate only, as in the paper (the published code differs in both).
+    """
+    stored = 1 / math.sqrt(sizes.width)
+    return Arch(
+        name="ngpt",
+        input_norm=part(norms.Identity),
+        qk=part(qk.UnitQK, softmax_scale=math.sqrt(sizes.head_width), scale_init=1.0, scale_stored=stored),
+        gate=part(gate.ScaledGatedActivation, activation="silu", gate_scale=math.sqrt(sizes.width)),
+        residual=part(residual.ExactLerp, alpha_init=0.05, alpha_stored=stored),
+        final_norm=part(norms.Identity),
+        head=part(head.ScaledLogits, scale_init=1.0, scale_stored=stored),
+        init=part(init.UnitVectors, along="embed"),
+        constraint=Constraint(norm="one", along="embed"),
+    )

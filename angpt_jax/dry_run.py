@@ -1,0 +1,48 @@
+"""What `train --dry_run true` prints: all that can be known of a run before its first step."""
+
+from dataclasses import fields
+
+from angpt_jax import flops, sharding
+from angpt_jax.arch import Arch, Sizes
+from angpt_jax.config import Config
+from angpt_jax.experiment import Experiment, compiled_step
+
+
+def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str:
+    """Places, sizes, ν table, schedule table, mesh, FLOPs and the memory of the compiled step, as text."""
+    tokens_per_step = config.data.batch_size * config.model.context
+    shape = sharding.mesh_shape(config.mesh, built.mesh.size)
+    rows = config.data.batch_size // (shape[0] * shape[1])
+    lines = [
+        str(arch),
+        "",
+        f"{flops.parameter_count(built.abstract.params):,} parameters",
+        f"{tokens_per_step:,} tokens a step, {config.run.steps:,} steps, {tokens_per_step * config.run.steps:,} tokens",
+        f"{flops.training_flops_per_token(sizes, config.model.context):,} FLOPs per token, forward and backward",
+        f"mesh {dict(built.mesh.shape)}, {rows} sequences per device",
+        "",
+        "nu: " + ", ".join(f"{f.name} {getattr(arch.nu, f.name):.4f}" for f in fields(arch.nu)),
+        "learning rate: " + ", ".join(_schedule_points(config, built)),
+        "",
+        *_memory(config, built),
+    ]
+    return "\n".join(lines)
+
+
+def _schedule_points(config: Config, built: Experiment) -> list[str]:
+    steps = config.run.steps
+    points = sorted({0, *(round(steps * tenth / 10) for tenth in range(1, 10)), steps - 1})
+    return [f"step {point + 1}: {float(built.schedule(point)):.2e}" for point in points]
+
+
+def _memory(config: Config, built: Experiment) -> list[str]:
+    """Bytes per device of the compiled step, where the backend tells them."""
+    memory = compiled_step(built, config).memory_analysis()
+    if memory is None:
+        return ["memory of the compiled step: unknown for this backend"]
+    parts = {
+        "state and batch": memory.argument_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+    }
+    return ["memory of the compiled step, per device:"] + [f"  {name} {size:,} bytes" for name, size in parts.items()]

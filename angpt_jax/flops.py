@@ -1,0 +1,37 @@
+"""Analytic FLOPs. XLA's cost analysis counts the body of a scan once, so MFU is never taken from it."""
+
+from typing import Any
+
+import jax
+
+from angpt_jax.arch import Sizes
+
+# Dense bfloat16 peak of one device in TFLOP/s, from the vendors' data sheets, by jax.Device.device_kind.
+PEAK_TFLOPS = {
+    "TPU v4": 275.0,
+    "TPU v5 lite": 197.0,
+    "TPU v5e": 197.0,
+    "TPU v5p": 459.0,
+    "TPU v6 lite": 918.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H200": 989.0,
+}
+
+
+def parameter_count(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def training_flops_per_token(sizes: Sizes, context: int) -> int:
+    """Forward and backward: 6 per weight of a matrix product (the embedding is a look-up), and attention's two
+    products over the whole L × L square, 12·N·D·L (PaLM, arXiv 2204.02311, appendix B)."""
+    per_layer = 4 * sizes.width**2 + 3 * sizes.width * sizes.feed_forward
+    weights = sizes.layers * per_layer + sizes.width * sizes.vocab
+    return 6 * weights + 12 * sizes.layers * sizes.width * context
+
+
+def utilization(tflops_per_device: float) -> float | None:
+    """MFU on the devices here, or None for a device that is not in the table."""
+    peak = PEAK_TFLOPS.get(jax.devices()[0].device_kind)
+    return None if peak is None else tflops_per_device / peak

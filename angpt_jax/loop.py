@@ -1,0 +1,122 @@
+"""The training loop: the device runs step n while the host reports step n−1."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from angpt_jax import flops
+from angpt_jax.config import RunConfig
+from angpt_jax.errors import DivergedError
+from angpt_jax.evaluate import Evaluation
+from angpt_jax.metrics import Record
+from angpt_jax.step import Batch, TrainState
+from angpt_jax.stopping import StopRequest
+
+
+@dataclass
+class StepReporter:
+    """Turns the device's metrics of a finished step into a record, timed since the step before.
+
+    Args:
+        emit: takes each record that is due
+        log_every_steps: steps between two records
+        tokens_per_step: tokens of one batch over all devices
+        flops_per_token: analytic, forward and backward
+    """
+
+    emit: Callable[[Record], None]
+    log_every_steps: int
+    tokens_per_step: int
+    flops_per_token: int
+    step_seconds: list[float] = field(default_factory=list)
+    _mark: float = field(default_factory=time.perf_counter)
+    _steps: int = 0
+    _data_wait: float = 0.0
+
+    def waited_for_data(self, seconds: float) -> None:
+        self._data_wait += seconds
+
+    def restart_clock(self) -> None:
+        """Forgets the time since the last step: it went to an evaluation or a checkpoint."""
+        self._mark = time.perf_counter()
+
+    def step_done(self, step: int, metrics: dict[str, jax.Array], last: bool = False) -> None:
+        """Waits for the metrics of `step`; raises if they are not finite; emits a record where one is due."""
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                raise DivergedError(
+                    f"optim.peak_lr: training diverged, {name} is {values[name]} at step {step}; "
+                    "lower it and start from the last checkpoint, which is from before"
+                )
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._mark)
+        self._mark = now
+        self._steps += 1
+        if step % self.log_every_steps == 0 or last:
+            self.emit({"step": step, "tokens": step * self.tokens_per_step, **values, **self._speed()})
+
+    def _speed(self) -> Record:
+        """Means over the steps since the last record."""
+        seconds = sum(self.step_seconds[-self._steps :]) / self._steps
+        tflops = self.flops_per_token * self.tokens_per_step / seconds / 1e12 / jax.device_count()
+        wait = self._data_wait / self._steps
+        self._steps, self._data_wait = 0, 0.0
+        return {
+            "step_seconds": seconds,
+            "data_wait_seconds": wait,
+            "tokens_per_second": self.tokens_per_step / seconds,
+            "tflops_per_device": tflops,
+            "mfu": flops.utilization(tflops),
+        }
+
+    def median_step_seconds(self) -> float:
+        return statistics.median(self.step_seconds)
+
+
+def run_steps(
+    state: TrainState,
+    last_step: int,
+    run: RunConfig,
+    *,
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]],
+    next_batch: Callable[[], Batch],
+    evaluate: Callable[[int, TrainState], Evaluation],
+    save: Callable[[int, TrainState], None],
+    reporter: StepReporter,
+    stop: StopRequest,
+) -> tuple[TrainState, str]:
+    """Trains up to `last_step` or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
+
+    The last step is always evaluated and saved; a stop request saves without evaluating.
+    """
+    first_step = int(state.step)
+    reporter.restart_clock()
+    pending: tuple[int, dict[str, Any]] | None = None
+    for step in range(first_step + 1, last_step + 1):
+        asked = time.perf_counter()
+        batch = next_batch()
+        reporter.waited_for_data(time.perf_counter() - asked)
+        state, metrics = train_step(state, batch)
+        if pending:
+            reporter.step_done(*pending)
+        pending = (step, metrics)
+        last = step == last_step
+        evaluation_due = last or step % run.eval_every_steps == 0
+        save_due = last or step % run.checkpoint_every_steps == 0 or stop.received is not None
+        if evaluation_due or save_due:
+            reporter.step_done(step, metrics, last)  # also makes sure that only a finite step is saved
+            pending = None
+            if evaluation_due and stop.received is None:
+                evaluate(step, state)
+            if save_due:
+                save(step, state)
+            reporter.restart_clock()
+        if stop.received is not None and save_due:
+            return state, stop.received
+    return state, "steps" if last_step == run.steps else "stop_at_step"

@@ -1,0 +1,167 @@
+"""The Optax chain: (clip) → Adam → (decay) → learning rate → constraint. The constraint is the last link, so that
+`params + update` lies in the set that the architecture asks for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from angpt_jax.arch import Constraint, Recommended
+from angpt_jax.axes import Axes, Side
+from angpt_jax.config import OptimConfig
+
+
+def with_recommendations(optim: OptimConfig, recommended: Recommended) -> OptimConfig:
+    """`optim` with every field that is null for "what the recipe recommends" filled in."""
+    warmup = recommended.warmup_fraction if optim.warmup_steps is None else None
+    return replace(
+        optim,
+        warmup_fraction=warmup if optim.warmup_fraction is None else optim.warmup_fraction,
+        weight_decay=recommended.weight_decay if optim.weight_decay is None else optim.weight_decay,
+        clip_norm=recommended.clip_norm if optim.clip_norm is None else optim.clip_norm,
+    )
+
+
+def learning_rate(optim: OptimConfig, steps: int) -> optax.Schedule:
+    """step (from 0) → learning rate: linear warm-up, then cosine, wsd or constant; `end_lr_fraction` at `steps`."""
+    peak, end = optim.peak_lr, optim.peak_lr * optim.end_lr_fraction
+    warmup = optim.warmup_steps if optim.warmup_steps is not None else round((optim.warmup_fraction or 0) * steps)
+    decay = optim.decay_steps if optim.decay_steps is not None else round(optim.decay_fraction * steps)
+    if optim.schedule == "cosine":
+        body = optax.cosine_decay_schedule(peak, max(steps - warmup, 1), alpha=optim.end_lr_fraction)
+    elif optim.schedule == "wsd":
+        body = optax.linear_schedule(peak, end, decay, transition_begin=max(steps - warmup - decay, 0))
+    else:
+        body = optax.constant_schedule(peak)
+    if not warmup:
+        return body
+    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), body], [warmup])
+
+
+def build(
+    optim: OptimConfig, schedule: optax.Schedule, constraint: Constraint, axes: Any
+) -> optax.GradientTransformation:
+    """The whole chain for parameters annotated by `axes`; `optim` has no null left (`with_recommendations`)."""
+    links = []
+    if optim.clip_norm != "none":
+        links.append(optax.clip_by_global_norm(optim.clip_norm))
+    links.append(optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon))
+    if optim.weight_decay:
+        links.append(optax.add_decayed_weights(optim.weight_decay, mask=jax.tree.map(lambda a: a.is_matrix, axes)))
+    links.append(optax.scale_by_learning_rate(schedule))
+    if constraint.norm == "at_most_one":
+        links.append(project_rows_to_unit_ball(axes, constraint.along))
+    elif constraint.norm == "one":
+        links.append(normalize_rows_to_unit_sphere(axes, constraint.along))
+    return optax.chain(*links)
+
+
+def project_rows_to_unit_ball(axes: Any, along: Side = "inputs") -> optax.GradientTransformation:
+    r"""Modifies the updates to keep every row of every matrix inside the unit ball.
+
+    For a row :math:`w` of a matrix and its update :math:`u`, the new update is
+
+    .. math::
+      u' = \frac{w + u}{\max(1, \|w + u\|_2)} - w,
+
+    so that a row that would leave the ball is scaled back to norm one, and every other update is left alone, bit for
+    bit. Norms are taken in float32. Learnable scales (no input side) are not constrained.
+
+    Args:
+      axes: a tree like the parameters with an :class:`angpt_jax.axes.Axes` for each.
+      along: which vectors are rows: ``"inputs"`` (rows of W, the vectors that meet the input) or ``"embed"``.
+
+    Returns:
+      A :class:`optax.GradientTransformation`. Its ``update`` needs ``params`` and comes last in a chain.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from angpt_jax.axes import Axes
+      >>> from angpt_jax.optim import project_rows_to_unit_ball
+      >>> axes = {"up": Axes("up", ("embed", "feed_forward"), inputs=("embed",))}
+      >>> params = {"up": jnp.array([[0.6, 0.3], [0.8, 0.4]])}  # rows of W are columns of the kernel
+      >>> tx = optax.chain(optax.sgd(1.0), project_rows_to_unit_ball(axes))
+      >>> gradients = {"up": jnp.array([[-0.6, -0.1], [-0.8, 0.0]])}
+      >>> updates, _ = tx.update(gradients, tx.init(params), params)
+      >>> print(optax.apply_updates(params, updates)["up"])
+      [[0.6 0.4]
+       [0.8 0.4]]
+
+    References:
+      Franke et al., `Learning in Compact Spaces with Approximately Normalized Transformer
+      <https://arxiv.org/abs/2505.22014>`_, 2025
+    """
+
+    def project(w: Array, u: Array, positions: tuple[int, ...]) -> Array:
+        moved = w + u
+        square = jnp.sum(jnp.square(moved), axis=positions, keepdims=True)
+        return jnp.where(square > 1, moved * jax.lax.rsqrt(square) - w, u)
+
+    return _constrain(project, axes, along)
+
+
+def normalize_rows_to_unit_sphere(axes: Any, along: Side = "embed") -> optax.GradientTransformation:
+    r"""Modifies the updates to keep every row of every matrix on the unit sphere.
+
+    For a row :math:`w` of a matrix and its update :math:`u`, the new update is
+
+    .. math::
+      u' = \frac{w + u}{\|w + u\|_2} - w.
+
+    Norms are taken in float32. Learnable scales (no input side) are not constrained.
+
+    Args:
+      axes: a tree like the parameters with an :class:`angpt_jax.axes.Axes` for each.
+      along: which vectors are rows: ``"embed"`` (the embedding dimension, as in nGPT) or ``"inputs"``.
+
+    Returns:
+      A :class:`optax.GradientTransformation`. Its ``update`` needs ``params`` and comes last in a chain.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from angpt_jax.axes import Axes
+      >>> from angpt_jax.optim import normalize_rows_to_unit_sphere
+      >>> axes = {"down": Axes("down", ("feed_forward", "embed"), inputs=("feed_forward",))}
+      >>> params = {"down": jnp.array([[0.6, 0.8], [0.0, 1.0]])}
+      >>> tx = optax.chain(optax.sgd(1.0), normalize_rows_to_unit_sphere(axes))
+      >>> updates, _ = tx.update({"down": jnp.array([[0.6, 0.3], [0.0, 0.5]])}, tx.init(params), params)
+      >>> print(optax.apply_updates(params, updates)["down"])
+      [[0. 1.]
+       [0. 1.]]
+
+    References:
+      Loshchilov et al., `nGPT: Normalized Transformer with Representation Learning on the Hypersphere
+      <https://arxiv.org/abs/2410.01131>`_, 2024
+    """
+
+    def normalize(w: Array, u: Array, positions: tuple[int, ...]) -> Array:
+        moved = w + u
+        square = jnp.sum(jnp.square(moved), axis=positions, keepdims=True)
+        return moved * jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny)) - w
+
+    return _constrain(normalize, axes, along)
+
+
+def _constrain(
+    constrained: Callable[[Array, Array, tuple[int, ...]], Array], axes: Any, along: Side
+) -> optax.GradientTransformation:
+    """`constrained(w, u, positions of the norm)` for every matrix; other updates pass."""
+
+    def update(updates: Any, state: optax.EmptyState, params: Any | None = None) -> tuple[Any, optax.EmptyState]:
+        if params is None:
+            raise ValueError(optax.NO_PARAMS_MSG)
+
+        def one(axis: Axes, w: Array, u: Array) -> Array:
+            if not axis.is_matrix:
+                return u
+            return constrained(w.astype(jnp.float32), u.astype(jnp.float32), axis.along(along)).astype(u.dtype)
+
+        return jax.tree.map(one, axes, params, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

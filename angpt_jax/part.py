@@ -1,0 +1,39 @@
+"""How a recipe names what fills a place: a class and its settings, hashable and equal by value."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+NOT_SETTINGS = {"parent", "name"}  # fields that every linen module has
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class and its settings; made into an object only where it gets its name.
+
+    A linen module stored in another module's field would be adopted under that field's name, and
+    `functools.partial` compares by identity: equal recipes would trace twice.
+    """
+
+    kind: type
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def make(self, **extra: Any) -> Any:
+        """The object itself; `name=` is passed for linen modules."""
+        return self.kind(**dict(self.settings), **extra)
+
+    def replace(self, **changes: Any) -> "Part":
+        return part(self.kind, **{**dict(self.settings), **changes})
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings)
+        return f"{self.kind.__name__}({settings})"
+
+
+def part(kind: type, **settings: Any) -> Part:
+    """`part(RMSNorm, epsilon=1e-6)`."""
+    return Part(kind, tuple(sorted(settings.items())))
+
+
+def setting_types(kind: type) -> dict[str, Any]:
+    """Names and types of the settings that a part takes."""
+    return {f.name: f.type for f in fields(kind) if f.init and f.name not in NOT_SETTINGS}

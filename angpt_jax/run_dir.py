@@ -1,0 +1,107 @@
+"""The folder of a run: `config.yaml`, `environment.json`, `summary.json`; and whether a config may continue it."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from angpt_jax import cli
+from angpt_jax.config import Config
+from angpt_jax.errors import StorageError, UserError
+
+# Fields that may change between two starts of one run: they don't touch what is computed.
+FREE = {
+    "data.cache_dir",
+    "dry_run",
+    "mesh.fsdp",
+    "mesh.replica",
+    "mesh.tensor",
+    "run.checkpoint_every_steps",
+    "run.dir",
+    "run.eval_every_steps",
+    "run.keep_every_steps",
+    "run.keep_latest",
+    "run.log_every_steps",
+    "run.resume",
+    "run.stop_at_step",
+}
+PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
+
+
+def locate(config: Config, name: str) -> Path:
+    """`run.dir`, or `runs/` + the name of the config; absolute."""
+    return Path(config.run.dir or f"runs/{name}").absolute()
+
+
+def holds_run(directory: Path) -> bool:
+    return (directory / "config.yaml").exists()
+
+
+def load_config(directory: Path) -> Config:
+    """The config of the run in `directory`."""
+    if not holds_run(directory):
+        raise UserError(f"run.dir: holds no run (no config.yaml), got {str(directory)!r}; train one first")
+    return cli.parse(Config, ["--config", str(directory / "config.yaml")], command="train", default_config=None)
+
+
+def check(directory: Path, config: Config) -> None:
+    """Raises if `directory` holds a run that `config` would not continue, or must not be continued."""
+    if not holds_run(directory):
+        if config.run.resume == "must":
+            raise UserError(f"run.resume: must, but there is no run in {directory}; use auto to start one")
+        return
+    if config.run.resume == "never":
+        raise UserError(f"run.dir: holds a run already, got {str(directory)!r}; use another one, or --run.resume auto")
+    changes = [change for change in cli.changed(load_config(directory), config) if change[0] not in FREE]
+    if changes:
+        raise UserError(
+            *(
+                f"{key}: differs from the run in {directory}, got {new!r}; it was {old!r}: use that, or another --run.dir"
+                for key, old, new in changes
+            )
+        )
+
+
+def start(directory: Path, config: Config) -> None:
+    """Makes the folder and writes what the run is and where it runs."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        write(directory / "config.yaml", cli.to_yaml(config))
+    except OSError as error:
+        raise StorageError(f"run.dir: can't be written, got {str(directory)!r}; {error.strerror}") from error
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a whole file in one rename, so that a kill leaves the old one or the new one."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, git commit and command line of this process."""
+    return {
+        "python": platform.python_version(),
+        "packages": {package: version(package) for package in PACKAGES},
+        "devices": [str(device) for device in jax.devices()],
+        "device_kind": jax.devices()[0].device_kind,
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+    }
+
+
+def _git_commit() -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None

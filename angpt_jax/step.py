@@ -1,0 +1,53 @@
+"""One optimizer step as a pure function of the state and a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from angpt_jax import ops
+
+Batch = dict[str, Array]  # tokens and segments, int32 (B, L+1): targets are the tokens shifted by one
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Steps done, float32 master parameters, optimizer state."""
+
+    step: Array
+    params: Any
+    opt_state: Any
+
+
+def init_state(model: nn.Module, tx: optax.GradientTransformation, seed: Array | int, context: int) -> TrainState:
+    """The state before the first step; jit it (an eager init of a scanned model is slow)."""
+    tokens_BL = jnp.zeros((1, context), jnp.int32)
+    params = nn.meta.unbox(model.init(jax.random.key(seed), tokens_BL, tokens_BL))["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+
+
+def nats(model: nn.Module, params: Any, batch: Batch) -> Array:
+    """Cross-entropy nats_BL of every target of the batch."""
+    tokens, segments = batch["tokens"], batch["segments"]
+    logits_BLV = model.apply({"params": params}, tokens[:, :-1], segments[:, :-1])
+    return ops.cross_entropy(logits_BLV, tokens[:, 1:])
+
+
+def make_train_step(
+    model: nn.Module, tx: optax.GradientTransformation, schedule: optax.Schedule
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    """state, batch → state after one step, and the loss, gradient norm and learning rate of that step."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        loss, gradients = jax.value_and_grad(lambda params: nats(model, params, batch).mean())(state.params)
+        updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+        metrics = {"loss": loss, "grad_norm": optax.global_norm(gradients), "lr": schedule(state.step)}
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return train_step
