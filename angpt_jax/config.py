@@ -53,7 +53,7 @@ class OptimConfig:
         decay_steps: the same in steps; overrides decay_fraction
         end_lr_fraction: learning rate at the end of cosine or wsd, as a fraction of peak_lr
         weight_decay: decoupled decay of the matrices; null is what the recipe recommends
-        clip_norm: global gradient norm above which gradients are scaled down, or none; null is what the recipe recommends
+        clip_norm: global norm that gradients are scaled down to, or none; null is what the recipe recommends
         beta1: decay of Adam's first moment
         beta2: decay of Adam's second moment
         epsilon: Adam's epsilon

@@ -62,13 +62,15 @@ def resolved(config: Config) -> tuple[Config, Arch, Sizes]:
     return config, arch, sizes
 
 
-def decoder(config: ModelConfig, arch: Arch, sizes: Sizes) -> Decoder:
-    return Decoder(arch, sizes, dtype=jnp.dtype(config.compute_dtype), scan_layers=config.scan_layers)
-
-
 def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
     """Everything for a resolved config, on the devices here. Nothing is computed yet."""
-    model = decoder(config.model, arch, sizes)
+    model = Decoder(
+        arch,
+        sizes,
+        dtype=jnp.dtype(config.model.compute_dtype),
+        scan_layers=config.model.scan_layers,
+        attend_across_documents=config.data.attend_across_documents,
+    )
     tokens_BL = jax.ShapeDtypeStruct((1, config.model.context), jnp.int32)
     boxed = jax.eval_shape(model.init, jax.random.key(0), tokens_BL, tokens_BL)["params"]
     axes, params = axes_of(boxed), nn.meta.unbox(boxed)

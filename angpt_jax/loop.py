@@ -59,7 +59,9 @@ class StepReporter:
         self._mark = now
         self._steps += 1
         if step % self.log_every_steps == 0 or last:
-            self.emit({"step": step, "tokens": step * self.tokens_per_step, **values, **self._speed()})
+            record = {"step": step, "tokens": step * self.tokens_per_step}
+            record |= {name: values[name] for name in ("loss", "lr", "grad_norm")}
+            self.emit(record | self._speed())
 
     def _speed(self) -> Record:
         """Means over the steps since the last record."""

@@ -30,9 +30,7 @@ class Attention(nn.Module):
         q_BLHK, k_BLHK, v_BLHK = project("query", nu.query), project("key", nu.key), project("value", nu.value)
         qk = self.arch.qk.make(name="qk")
         q_BLHK, k_BLHK = qk(q_BLHK, k_BLHK, lambda x_BLHK: ops.rotate(x_BLHK, angles_LR))
-        y_BLHK = ops.attention(
-            q_BLHK.astype(self.dtype), k_BLHK.astype(self.dtype), v_BLHK, mask_BLL, qk.softmax_scale
-        )
+        y_BLHK = ops.attention(q_BLHK.astype(self.dtype), k_BLHK.astype(self.dtype), v_BLHK, mask_BLL, qk.softmax_scale)
         out_axes = Axes("attention_out", ("heads", "head_dim", "embed"), inputs=("heads", "head_dim"))
         w_HKD = weight(self, out_axes, (sizes.heads, sizes.head_width, sizes.width), init)
         return ops.linear(y_BLHK, w_HKD, nu.attention_out, self.dtype, jnp.float32)
@@ -89,6 +87,7 @@ class Decoder(nn.Module):
     sizes: Sizes
     dtype: Any = jnp.float32
     scan_layers: bool = True
+    attend_across_documents: bool = False
 
     @nn.compact
     def __call__(self, tokens_BL: Array, segments_BL: Array) -> Array:
@@ -96,7 +95,7 @@ class Decoder(nn.Module):
         init = arch.init.make()
         embedding_axes = Axes("embedding", ("vocab", "embed"), inputs=("embed",))
         h_BLD = weight(self, embedding_axes, (sizes.vocab, sizes.width), init)[tokens_BL]
-        mask_BLL = ops.attention_mask(segments_BL)
+        mask_BLL = ops.attention_mask(tokens_BL.shape[1], None if self.attend_across_documents else segments_BL)
         angles_LR = ops.rotary_angles(tokens_BL.shape[1], sizes.head_width, sizes.rope_theta)
         layers = nn.scan(
             Block,

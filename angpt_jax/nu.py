@@ -37,9 +37,7 @@ class Activation:
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": Activation(jax.nn.silu, lambda x: x / (1 + np.exp(-x))),
-    "gelu": Activation(
-        jax.nn.gelu, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    ),
+    "gelu": Activation(jax.nn.gelu, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
     "relu": Activation(jax.nn.relu, lambda x: np.maximum(x, 0)),
     "relu_squared": Activation(lambda x: jax.nn.relu(x) ** 2, lambda x: np.maximum(x, 0) ** 2),
 }

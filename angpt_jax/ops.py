@@ -49,11 +49,12 @@ def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention_mask(segments_BL: Array) -> Array:
-    """mask_BLL: query l may see key m ≤ l of the same document."""
-    length = segments_BL.shape[1]
-    causal = jnp.tril(jnp.ones((length, length), dtype=bool))
-    return causal[None] & (segments_BL[:, :, None] == segments_BL[:, None, :])
+def attention_mask(length: int, segments_BL: Array | None) -> Array:
+    """mask_BLL: query l may see key m ≤ l, of the same document if segments are given (else B = 1)."""
+    causal_1LL = jnp.tril(jnp.ones((1, length, length), dtype=bool))
+    if segments_BL is None:
+        return causal_1LL
+    return causal_1LL & (segments_BL[:, :, None] == segments_BL[:, None, :])
 
 
 def attention(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, mask_BLL: Array, scale: float) -> Array:

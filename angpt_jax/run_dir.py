@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def check(directory: Path, config: Config) -> None:
     if changes:
         raise UserError(
             *(
-                f"{key}: differs from the run in {directory}, got {new!r}; it was {old!r}: use that, or another --run.dir"
+                f"{key}: differs from the run in {directory}, got {new!r}; it was {old!r}: use that, "
+                "or another --run.dir"
                 for key, old, new in changes
             )
         )
@@ -89,7 +90,7 @@ def environment() -> dict[str, Any]:
     """Versions, devices, git commit and command line of this process."""
     return {
         "python": platform.python_version(),
-        "packages": {package: version(package) for package in PACKAGES},
+        "packages": {d.name: d.version for d in distributions() if d.name in PACKAGES},
         "devices": [str(device) for device in jax.devices()],
         "device_kind": jax.devices()[0].device_kind,
         "git_commit": _git_commit(),

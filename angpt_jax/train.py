@@ -9,7 +9,6 @@ from typing import Any
 
 import grain
 import jax
-import jax.numpy as jnp
 
 from angpt_jax import cli, dry_run, experiment, flops, rules, run_dir, sharding
 from angpt_jax.arch import Arch, Sizes
@@ -23,7 +22,7 @@ from angpt_jax.experiment import Experiment
 from angpt_jax.loop import StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter
 from angpt_jax.progress import ProgressReport
-from angpt_jax.step import TrainState, make_train_step
+from angpt_jax.step import TrainState
 from angpt_jax.stopping import StopRequest
 
 EXIT_STOPPED = 75  # a signal came and a checkpoint was written: run me again
@@ -70,13 +69,14 @@ def train(config: Config, name: str) -> int:
 
 def prepare(config: Config, name: str) -> Job:
     """Checks everything that can be refused, then reads the tokens and builds. Writes nothing but the token cache."""
+    cli.raise_problems(rules.check(config))
     config, arch, sizes = experiment.resolved(config)
     cli.raise_problems(rules.check(config, devices=jax.device_count()))
     directory = run_dir.locate(config, name)
     run_dir.check(directory, config)
     tokens = load_tokens(config.data, config.model.vocab)
-    pipeline.check_length(tokens, config.model.context)
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data) / "xla"))
+    pipeline.check_length(tokens, config.model.context, config.data.source)
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
     return Job(config, arch, sizes, experiment.build(config, arch, sizes), tokens, directory)
 
 

@@ -1,0 +1,1 @@
+"""From text to batches: corpus (documents), tokenizer, tokens (token files on disk), pipeline (grain batches)."""
