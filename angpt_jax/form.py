@@ -118,7 +118,7 @@ class Form:
         near = get_close_matches(name, siblings, 1)
         if near:
             return f"did you mean {'.'.join((*section, near[0]))}?"
-        by_name = {key.rpartition(".")[2]: key for key in reversed(self._leaves)}
+        by_name = {key.rpartition(".")[2]: key for key in self._leaves}
         near = get_close_matches(name, by_name, 1, cutoff=0.8)
         if near:
             return f"did you mean {by_name[near[0]]}?"

@@ -29,6 +29,8 @@ _PLAIN = {  # what text without quotes means, apart from text: tag, pattern, fir
 
 
 class _Loader(yaml.SafeLoader):
+    """Refuses what is not plain, and has no resolvers but those added below."""
+
     yaml_implicit_resolvers = {}
     depth = 0
 
@@ -50,8 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    """Has resolvers of its own, added below."""
 
 
 for _name, (_pattern, _first) in _PLAIN.items():
@@ -60,7 +61,7 @@ for _name, (_pattern, _first) in _PLAIN.items():
 
 
 def dump(values: dict[str, Any]) -> str:
-    """`values` as YAML text in the order of its keys; `load` gives the same values again."""
+    """`values` (no list or dict stands in it twice) as YAML in the order of its keys; `load` gives the same again."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -1,6 +1,7 @@
 """Files and flags → a config, or exact error lines."""
 
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -112,6 +113,12 @@ FLAGS: list[tuple[list[str], Any, Any]] = [  # flags, what is read, its value
     (["--run.dir", "a: [b"], lambda c: c.run.dir, "a: [b"),
     (["--data.source", "null"], lambda c: c.data.source, "null"),
     (["--run.seed", "5", "--run.seed", "5"], lambda c: c.run.seed, 5),
+    (["--optim.beta1", "nan", "--optim.beta1", "nan"], lambda c: str(c.optim.beta1), "nan"),
+    (
+        ["--optim.beta1", "-inf", "--optim.beta2", ".inf"],
+        lambda c: (c.optim.beta1, c.optim.beta2),
+        (-math.inf, math.inf),
+    ),
     (["--model.places.residual.alpha_init", "0.1"], lambda c: c.model.places, {"residual": {"alpha_init": 0.1}}),
     (["--model.places", "{a: {b: [1, x]}}", "--model.places.a.c", "no"], lambda c: c.model.places["a"]["c"], "no"),
     (["--model.places", "{}"], lambda c: c.model.places, {}),
@@ -297,7 +304,17 @@ def test_later_files_win_over_earlier_ones_and_flags_over_files(folder: Path, mo
     Path("packaged/tiny.yaml").write_text("run: {steps: 7}")  # hidden by ./configs/tiny.yaml
     Path("packaged/base_0.5b.yaml").write_text("run: {seed: 1, log_every_steps: 2}\nmodel: {places: {a: {b: 1, c: 1}}}")
     Path("over.yml").write_text("run: {seed: 3, steps: 50}\nmodel: {places: {a: {c: 2}, d: {}}}\ndata:\n")
-    argv = ["--run.seed", "4", "--config", "base_0.5b", "--config=over.yml", "--model.places.a.e", "x"]
+    argv = [
+        "--run.seed",
+        "4",
+        "--config",
+        "base_0.5b",
+        "--config=over.yml",
+        "--model.places.a.e",
+        "x",
+        "--model.places.a",
+        "{}",
+    ]
     config = train(*argv)
     assert (config.run.seed, config.run.steps, config.run.log_every_steps) == (4, 50, 2)
     assert config.model.places == {"a": {"b": 1, "c": 2, "e": "x"}, "d": {}}
@@ -307,9 +324,10 @@ def test_later_files_win_over_earlier_ones_and_flags_over_files(folder: Path, mo
 
 
 def test_a_default_config_is_read_only_without_another():
-    Path("configs/other.yaml").write_text(TINY.replace("100", "9"))
-    for argv, steps in ([], 100), (["--config", "other"], 9):
-        assert cli.parse(Config, argv, command="train", default_config="tiny").run.steps == steps
+    Path("configs/other.yaml").write_text(TINY)
+    Path("configs/tiny.yaml").write_text(TINY.replace("steps: 100", "steps: 100, seed: 5"))
+    for argv, seed in ([], 5), (["--config", "other"], 0):
+        assert cli.parse(Config, argv, command="train", default_config="tiny").run.seed == seed
 
 
 def test_other_schemas_can_be_flat_nested_and_hold_lists():
