@@ -6,4 +6,5 @@ Shape letters, for the whole package: B batch, L length, D model width, H heads,
 width, V vocabulary, N layers. `h_BLD` is a stream of shape (batch, length, width).
 """
 
-__all__ = ["archs", "config", "model", "nu", "optim"]
+# Submodules, not imported here: a bad flag is answered before JAX is loaded.
+__all__ = ["archs", "config", "model", "nu", "optim"]  # pyright: ignore[reportUnsupportedDunderAll]

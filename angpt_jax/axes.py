@@ -6,7 +6,7 @@ weight decay. Axes are found by name, so the `layers` axis that a scan puts in f
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import flax.linen as nn
 import flax.struct
@@ -66,7 +66,7 @@ class Annotated(nn.meta.AxisMetadata[Any]):
 
 def weight(module: nn.Module, axes: Axes, shape: tuple[int, ...], init: Callable[..., Array]) -> Array:
     """Makes the float32 parameter `axes.role` of `module`; `init(key, shape, axes)` draws it."""
-    return module.param(axes.role, lambda key: Annotated(init(key, shape, axes), axes))
+    return cast(Array, module.param(axes.role, lambda key: Annotated(init(key, shape, axes), axes)))  # unboxed
 
 
 def scale(

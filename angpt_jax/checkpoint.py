@@ -10,7 +10,7 @@ class Checkpoints:
     """The checkpoints of one run directory; use it as a context manager, so that the last save is committed."""
 
     def __init__(self, directory: Path, keep_latest: int, keep_every_steps: int | None = None):
-        policies = [ocp.checkpoint_managers.LatestN(keep_latest)]
+        policies: list[ocp.checkpoint_managers.PreservationPolicy] = [ocp.checkpoint_managers.LatestN(keep_latest)]
         if keep_every_steps:
             policies.append(ocp.checkpoint_managers.EveryNSteps(keep_every_steps))
         self._manager = ocp.CheckpointManager(

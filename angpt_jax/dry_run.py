@@ -2,6 +2,8 @@
 
 from dataclasses import fields
 
+import numpy as np
+
 from angpt_jax import flops, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
@@ -32,7 +34,7 @@ def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str
 def _schedule_points(config: Config, built: Experiment) -> list[str]:
     steps = config.run.steps
     points = sorted({0, *(round(steps * tenth / 10) for tenth in range(1, 10)), steps - 1})
-    return [f"step {point + 1}: {float(built.schedule(point)):.2e}" for point in points]
+    return [f"step {point + 1}: {np.asarray(built.schedule(point)):.2e}" for point in points]
 
 
 def _memory(config: Config, built: Experiment) -> list[str]:

@@ -80,12 +80,12 @@ def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
     tx = optim.build(config.optim, schedule, arch.constraint, axes)
 
     param_shardings = sharding.parameter_shardings(axes, mesh)
-    shardings = TrainState(
+    shapes = jax.eval_shape(lambda: init_state(model, tx, 0, config.model.context))
+    shardings = shapes.replace(
         step=NamedSharding(mesh, PartitionSpec()),
         params=param_shardings,
         opt_state=sharding.optimizer_shardings(tx, params, param_shardings, mesh),
     )
-    shapes = jax.eval_shape(lambda: init_state(model, tx, 0, config.model.context))
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
     return Experiment(model, tx, schedule, mesh, axes, abstract)
 

@@ -12,7 +12,6 @@ import jax
 from angpt_jax import flops
 from angpt_jax.config import RunConfig
 from angpt_jax.errors import DivergedError
-from angpt_jax.evaluate import Evaluation
 from angpt_jax.metrics import Record
 from angpt_jax.step import Batch, TrainState
 from angpt_jax.stopping import StopRequest
@@ -88,7 +87,7 @@ def run_steps(
     *,
     train_step: Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]],
     next_batch: Callable[[], Batch],
-    evaluate: Callable[[int, TrainState], Evaluation],
+    evaluate: Callable[[int, TrainState], None],
     save: Callable[[int, TrainState], None],
     reporter: StepReporter,
     stop: StopRequest,

@@ -101,7 +101,7 @@ class Decoder(nn.Module):
             Block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast),
+            in_axes=(nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]  flax types it as int
             length=sizes.layers,
             unroll=1 if self.scan_layers else sizes.layers,
             metadata_params={nn.PARTITION_NAME: LAYERS},

@@ -47,7 +47,7 @@ def build(
 ) -> optax.GradientTransformation:
     """The whole chain for parameters annotated by `axes`; `optim` has no null left (`with_recommendations`)."""
     links = []
-    if optim.clip_norm != "none":
+    if optim.clip_norm not in ("none", None):
         links.append(optax.clip_by_global_norm(optim.clip_norm))
     links.append(optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon))
     if optim.weight_decay:
@@ -153,9 +153,9 @@ def _constrain(
 ) -> optax.GradientTransformation:
     """`constrained(w, u, positions of the norm)` for every matrix; other updates pass."""
 
-    def update(updates: Any, state: optax.EmptyState, params: Any | None = None) -> tuple[Any, optax.EmptyState]:
+    def update(updates: Any, state: optax.OptState, params: Any | None = None) -> tuple[Any, optax.OptState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError("this transformation needs params: pass them to update")
 
         def one(axis: Axes, w: Array, u: Array) -> Array:
             if not axis.is_matrix:

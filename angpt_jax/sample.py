@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -38,7 +38,7 @@ class SampleConfig:
         run: where the model comes from
         prompt: text that every sample continues; empty starts a new document
         samples: number of samples
-        tokens: new tokens of each; prompt and tokens must fit into the model's context
+        tokens: new tokens of each, at most; the model's context may end it sooner
         temperature: divides the logits; 0 always takes the likeliest token
         top_k: draws among the k likeliest tokens only; null among all
         seed: seed of the draws
@@ -60,11 +60,10 @@ def sample(config: SampleConfig, name: str) -> int:
     trained = run_dir.load_config(directory)
     tokenizer = load_tokens(trained.data, trained.model.vocab).tokenizer
     prompt = [tokenizer.end_of_document, *tokenizer.encode([config.prompt])[0].tolist()]
-    room = trained.model.context - len(prompt)
-    if config.tokens > room:
+    if len(prompt) >= trained.model.context:
         raise UserError(
-            f"tokens: prompt and new tokens are longer than the context of {trained.model.context}, "
-            f"got {config.tokens} after a prompt of {len(prompt)}; at most {max(room, 0)}"
+            f"prompt: leaves no room in the context of {trained.model.context} tokens, got {len(prompt) - 1} tokens; "
+            f"at most {trained.model.context - 2}"
         )
     trained, arch, sizes = experiment.resolved(trained)
     built = experiment.build(trained, arch, sizes)
@@ -74,7 +73,8 @@ def sample(config: SampleConfig, name: str) -> int:
             raise UserError(f"run.dir: holds no checkpoint, got {str(directory)!r}; train it first")
         params = checkpoints.restore(step, built.abstract)[0].params
     generate = make_generate(built.model, tokenizer, config)
-    buffer = np.full((config.samples, len(prompt) + config.tokens), tokenizer.end_of_document, np.int32)
+    length = min(len(prompt) + config.tokens, trained.model.context)
+    buffer = np.full((config.samples, length), tokenizer.end_of_document, np.int32)
     buffer[:, : len(prompt)] = prompt
     ids = np.asarray(generate(params, buffer, len(prompt), jax.random.key(config.seed)))
     for number, row in enumerate(ids, start=1):
@@ -91,7 +91,7 @@ def make_generate(
     def generate(params: Any, ids_BL: Array, prompt_length: Array, key: Array) -> Array:
         def fill(position: Array, ids_BL: Array) -> Array:
             segments_BL = jnp.cumsum(ids_BL == tokenizer.end_of_document, axis=1)
-            logits_BLV = model.apply({"params": params}, ids_BL, segments_BL)
+            logits_BLV = cast(Array, model.apply({"params": params}, ids_BL, segments_BL))
             logits_BV = logits_BLV[:, position - 1]
             allowed_V = jnp.arange(logits_BV.shape[-1]) < tokenizer.size  # padded entries stand for nothing
             drawn_B = draw(

@@ -1,7 +1,7 @@
 """One optimizer step as a pure function of the state and a batch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import flax.struct
@@ -35,7 +35,7 @@ def nats(model: nn.Module, params: Any, batch: Batch) -> Array:
     """Cross-entropy nats_BL of every target of the batch."""
     tokens, segments = batch["tokens"], batch["segments"]
     logits_BLV = model.apply({"params": params}, tokens[:, :-1], segments[:, :-1])
-    return ops.cross_entropy(logits_BLV, tokens[:, 1:])
+    return ops.cross_entropy(cast(Array, logits_BLV), tokens[:, 1:])
 
 
 def make_train_step(

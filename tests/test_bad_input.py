@@ -135,8 +135,8 @@ SAMPLE_LINES = [
     ("--temperature nan", "temperature: must be a finite number >= 0, got nan; 0 is greedy"),
     ("--tokens 0", "tokens: must be at least 1, got 0; 1 or more"),
     (
-        "--run.dir runs/other --tokens 40 --prompt ab",
-        "tokens: prompt and new tokens are longer than the context of 32, got 40 after a prompt of 3; at most 29",
+        "--run.dir runs/other --prompt " + "x" * 40,
+        "prompt: leaves no room in the context of 32 tokens, got 40 tokens; at most 30",
     ),
     ("--run.dir runs/other --tokens 5", "run.dir: holds no checkpoint, got '{workspace}/runs/other'; train it first"),
 ]
