@@ -1,0 +1,59 @@
+"""Every config in configs/ can be read, keeps the rules, builds, and tells the truth in its header."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from angpt_jax import cli, experiment, flops, rules
+from angpt_jax.config import Config
+from angpt_jax.model import Decoder
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+SIZED = [path for path in CONFIGS if path.stem != "default"]
+
+
+def parse(path: Path) -> Config:
+    return cli.parse(Config, ["--config", str(path)], command="train")
+
+
+def parameter_count(config: Config) -> int:
+    config, arch, sizes = experiment.resolved(config)
+    tokens = jnp.zeros((1, 8), jnp.int32)
+    shapes = jax.eval_shape(Decoder(arch, sizes).init, jax.random.key(0), tokens, tokens)
+    return flops.parameter_count(nn.meta.unbox(shapes))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_it_keeps_the_rules_and_its_header_is_true(path: Path) -> None:
+    config = parse(path)
+    assert rules.check(config) == []
+    header = path.read_text()
+    tokens = config.run.steps * config.data.batch_size * config.model.context
+    assert f"Parameters: {parameter_count(config):,}." in header
+    assert f"Tokens: {tokens:,} ({config.run.steps:,} steps of {config.data.batch_size} sequences" in header
+    command = re.search(r"Command: +(.*)", header)
+    assert command and command[1] == "bash launch/local.sh" + (f" --config {path.stem}" if path in SIZED else "")
+
+
+def test_there_are_twins_of_every_size() -> None:
+    sizes = ("32m", "62m", "125m", "250m", "0p5b", "1b")
+    assert {path.stem for path in SIZED} == {f"{a}_{s}" for a in ("angpt", "gpt_plus", "ngpt") for s in sizes}
+
+
+@pytest.mark.parametrize("path", [path for path in SIZED if path.stem.startswith("angpt_")], ids=lambda path: path.stem)
+def test_twins_differ_in_architecture_and_learning_rate_only(path: Path) -> None:
+    angpt = parse(path)
+    for arch in ("gpt_plus", "ngpt"):
+        twin = parse(path.with_stem(path.stem.replace("angpt", arch)))
+        assert twin.model.arch == arch
+        same = replace(
+            twin,
+            model=replace(twin.model, arch="angpt"),
+            optim=replace(twin.optim, peak_lr=angpt.optim.peak_lr),
+        )
+        assert same == angpt

@@ -1,0 +1,36 @@
+"""What the README shows works: its Python example, its commands' names, and the package's public names."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import angpt_jax
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_python_examples_run(code: str) -> None:
+    scope: dict = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert scope["logits_BLV"].shape == (1, 16, 257)
+
+
+@pytest.mark.parametrize("name", angpt_jax.__all__)
+def test_public_names_are_modules_with_a_docstring(name: str) -> None:
+    assert importlib.import_module(f"angpt_jax.{name}").__doc__
+
+
+def test_commands_and_scripts_it_names_exist() -> None:
+    for name in set(re.findall(r"python -m angpt_jax\.(\w+)", README)):
+        assert (ROOT / "angpt_jax" / f"{name}.py").exists(), name
+    for script in set(re.findall(r"bash (launch/\w+\.sh)", README)):
+        assert (ROOT / script).exists(), script
+
+
+def test_configs_it_names_exist() -> None:
+    for name in set(re.findall(r"--config ([a-z]\w+)", README)):
+        assert (ROOT / "configs" / f"{name}.yaml").exists(), name
