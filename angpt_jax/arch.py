@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from angpt_jax.axes import Side
 from angpt_jax.errors import UserError
-from angpt_jax.nu import Nu
+from angpt_jax.nu import ACTIVATIONS, Nu
 from angpt_jax.part import Part, part, setting_types
 from angpt_jax.parts import PARTS
 
@@ -90,7 +90,8 @@ def override(arch: Arch, places: Mapping[str, Any]) -> Arch:
     return replace(arch, **changed)
 
 
-OVERRIDABLE = [f.name for f in fields(Arch) if f.name != "name"]
+# Not the optimizer: what it recommends is overridden by the fields of `optim`.
+OVERRIDABLE = [f.name for f in fields(Arch) if f.name not in ("name", "optimizer")]
 
 
 def _filled(key: str, place: str, old: Any, settings: dict[str, Any], problems: list[str]) -> Any:
@@ -99,7 +100,7 @@ def _filled(key: str, place: str, old: Any, settings: dict[str, Any], problems: 
     new = old
     if is_part and "part" in settings:
         name = settings.pop("part")
-        if name not in PARTS[place]:
+        if name not in list(PARTS[place]):
             problems.append(f"{key}.part: unknown part, got {name!r}; {_nearest(name, PARTS[place])}")
             return old
         new = part(PARTS[place][name])
@@ -111,6 +112,7 @@ def _filled(key: str, place: str, old: Any, settings: dict[str, Any], problems: 
     if found := [problem for problem in wrong if problem]:
         problems.extend(found)
         return old
+    settings = {name: float(value) if types[name] is float else value for name, value in settings.items()}
     new = new.replace(**settings) if is_part else replace(new, **settings)
     if is_part and (missing := _missing(new)):
         problems.extend(f"{key}.{name}: is required by the part {new.kind.__name__}; give a value" for name in missing)
@@ -134,14 +136,13 @@ def _setting_problem(key: str, name: str, value: Any, types: dict[str, Any]) -> 
     allowed = getattr(expected, "__args__", None)
     if allowed and value not in allowed:
         return f"{key}: unknown choice, got {value!r}; one of {', '.join(map(str, allowed))}"
-    if name == "activation":
-        from angpt_jax.nu import ACTIVATIONS
-
-        if value not in ACTIVATIONS:
-            return f"{key}: unknown activation, got {value!r}; {_nearest(value, ACTIVATIONS)}"
+    if name == "activation" and value not in list(ACTIVATIONS):
+        return f"{key}: unknown activation, got {value!r}; {_nearest(value, ACTIVATIONS)}"
     return None
 
 
 def _nearest(name: Any, known: Any) -> str:
     close = get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"one of {', '.join(known)}" if known else "this part has none"

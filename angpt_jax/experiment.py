@@ -1,5 +1,6 @@
 """From a config to the objects of a run: architecture, model, optimizer, mesh, shardings. No files, no loop."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.model import Decoder
+from angpt_jax.nu import activation_nu
 from angpt_jax.step import TrainState, init_state, make_train_step
 
 
@@ -48,7 +50,12 @@ def architecture(model: ModelConfig) -> tuple[Arch, Sizes]:
         vocab=model.vocab,
         rope_theta=model.rope_theta,
     )
-    return override(RECIPES[model.arch](sizes), model.places), sizes
+    recipe = RECIPES[model.arch](sizes)
+    arch = override(recipe, model.places)
+    if recipe.nu.activation != 1.0 and "activation" not in model.places.get("nu", {}):  # it follows another f
+        follows = activation_nu(arch.gate["activation"], math.sqrt(sizes.width / sizes.feed_forward))
+        arch = replace(arch, nu=replace(arch.nu, activation=follows))
+    return arch, sizes
 
 
 def resolved(config: Config) -> tuple[Config, Arch, Sizes]:

@@ -21,6 +21,10 @@ class Part:
         """The object itself; `name=` is passed for linen modules."""
         return self.kind(**dict(self.settings), **extra)
 
+    def __getitem__(self, setting: str) -> Any:
+        """The value of a setting, given or default."""
+        return dict(self.settings).get(setting, getattr(self.kind, setting, None))
+
     def replace(self, **changes: Any) -> "Part":
         return part(self.kind, **{**dict(self.settings), **changes})
 

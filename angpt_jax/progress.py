@@ -6,8 +6,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from angpt_jax.metrics import Record
-
 
 class ProgressReport:
     """`update` after each logged step, `note` for anything else worth a line."""
@@ -32,7 +30,7 @@ class ProgressReport:
     def __exit__(self, *exception: Any) -> None:
         self._bar.stop()
 
-    def update(self, record: Record) -> None:
+    def update(self, record: dict[str, Any]) -> None:
         numbers = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
         self._bar.update(self._task, completed=record["step"], numbers=numbers)
         if not self._console.is_terminal:

@@ -115,9 +115,11 @@ def run_job(
     job: Job, state: TrainState, batches: grain.DatasetIterator, checkpoints: Checkpoints, stop: StopRequest
 ) -> str:
     """Compiles, trains, evaluates, saves; writes the summary; returns what ended it."""
-    first_step, config, mesh = int(state.step), job.config, job.built.mesh
-    put = sharding.batch_putter(mesh)
-    train_step, compile_seconds = compile_step(job)
+    first_step, config = int(state.step), job.config
+    put = sharding.batch_putter(job.built.mesh)
+    began = time.perf_counter()
+    train_step = experiment.compiled_step(job.built, config)
+    compile_seconds = time.perf_counter() - began
     window_nats = make_window_nats(job.built.model)
     validation = pipeline.validation_windows(
         job.tokens.validation, job.tokens.tokenizer, config.model.context, config.data.validation_tokens
@@ -156,28 +158,25 @@ def run_job(
             reporter=reporter,
             stop=stop,
         )
-    last = evaluations[-1] if evaluations else None
-    summary = {
-        "arch": job.arch.name,
-        "parameters": flops.parameter_count(state.params),
-        "steps": int(state.step),
-        "tokens": int(state.step) * job.tokens_per_step,
-        "val_loss": last and last.loss,
-        "val_bits_per_byte": last and last.bits_per_byte,
-        "median_step_seconds": reporter.median_step_seconds(),
-        "tokens_per_second": job.tokens_per_step / reporter.median_step_seconds(),
-        "compile_seconds": compile_seconds,
-        "stopped_by": stopped_by,
-    }
+    step_seconds = reporter.median_step_seconds()
+    ending = {"compile_seconds": compile_seconds, "stopped_by": stopped_by}
+    summary = summarize(job, int(state.step), evaluations[-1] if evaluations else None, step_seconds) | ending
     run_dir.write(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
     return stopped_by
 
 
-def compile_step(job: Job) -> tuple[Any, float]:
-    """The compiled step (the state is donated) and the seconds it took."""
-    began = time.perf_counter()
-    step = experiment.compiled_step(job.built, job.config)
-    return step, time.perf_counter() - began
+def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: float) -> dict[str, Any]:
+    """What `summary.json` says of the model and the training so far; null where a stop came before an evaluation."""
+    return {
+        "arch": job.arch.name,
+        "parameters": flops.parameter_count(job.built.abstract.params),
+        "steps": step,
+        "tokens": step * job.tokens_per_step,
+        "val_loss": evaluation and evaluation.loss,
+        "val_bits_per_byte": evaluation and evaluation.bits_per_byte,
+        "median_step_seconds": step_seconds,
+        "tokens_per_second": job.tokens_per_step / step_seconds,
+    }
 
 
 def data_fingerprint(job: Job) -> dict[str, Any]:
