@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 LAYERS = "layers"
@@ -76,7 +77,7 @@ def scale(
 
     Under Adam the effective rate of s is lr · init/stored.
     """
-    s_hat = weight(module, Axes(role, names), shape, lambda key, shape, axes: jax.numpy.full(shape, stored))
+    s_hat = weight(module, Axes(role, names), shape, lambda key, shape, axes: jnp.full(shape, stored, jnp.float32))
     return s_hat * (init / stored)
 
 

@@ -8,17 +8,16 @@ from jax import Array
 
 
 def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None) -> Array:
-    """ν · W x over the last axes of x and the first axes of the kernel, as many as make the kernel's input side.
+    """ν · W x: all axes of x but batch and length meet as many first axes of the kernel, its input side.
 
     Operands are cast to `dtype`, the product accumulates in float32, and ν (which bfloat16 would round) multiplies
     it there, before the cast to `out_dtype` (default: `dtype`).
     """
-    contracted = next(n for n in range(1, kernel.ndim) if x.shape[-n:] == kernel.shape[:n])
-    axes_x = tuple(range(x.ndim - contracted, x.ndim))
+    axes_x = tuple(range(2, x.ndim))
     y = jax.lax.dot_general(
         x.astype(dtype),
         kernel.astype(dtype),
-        ((axes_x, tuple(range(contracted))), ((), ())),
+        ((axes_x, tuple(range(len(axes_x)))), ((), ())),
         preferred_element_type=jnp.float32,
     )
     return (y * nu).astype(out_dtype or dtype)

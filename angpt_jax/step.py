@@ -46,7 +46,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         loss, gradients = jax.value_and_grad(lambda params: nats(model, params, batch).mean())(state.params)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(gradients), "lr": schedule(state.step)}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(state.step)}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), metrics
 

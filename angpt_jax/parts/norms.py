@@ -1,7 +1,6 @@
 """Parts for the places `input_norm` (before a sublayer) and `final_norm` (before the head)."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -29,4 +28,4 @@ class RMSNorm(nn.Module):
 
 def gain(module: nn.Module, role: str, names: tuple[str, ...], shape: tuple[int, ...]) -> Array:
     """A learnable gain that starts at 1."""
-    return weight(module, Axes(role, names), shape, lambda key, shape, axes: jax.numpy.ones(shape, jnp.float32))
+    return weight(module, Axes(role, names), shape, lambda key, shape, axes: jnp.ones(shape, jnp.float32))
