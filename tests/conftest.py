@@ -1,14 +1,17 @@
-"""What the tests share: eight virtual CPU devices, a compile cache, strict dtypes, and tiny models, each built once."""
+"""What the tests share: eight virtual CPU devices, a compile cache, and tiny models, each built once."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+# Level 0 halves the time that LLVM takes; the HLO that it starts from is the same. What the user sets wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["XLA_FLAGS"] = " ".join(
+    ["--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", "")]
+)
 
 import flax.linen as nn
 import jax
@@ -17,9 +20,9 @@ import numpy as np
 import pytest
 from jax import Array
 
-from angpt_jax.arch import Arch, Sizes, override
+from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
-from angpt_jax.axes import Axes, axes_of
+from angpt_jax.axes import Annotated, axes_of
 from angpt_jax.model import Decoder
 
 CACHE = Path(os.environ.get("ANGPT_TEST_CACHE") or Path(__file__).parent.parent / ".pytest_cache" / "xla")
@@ -30,43 +33,62 @@ BATCH, LENGTH = 4, 13
 def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(CACHE.resolve()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
     # Two workers may meet at one cache entry: whoever reads it half written compiles instead.
     config.addinivalue_line("filterwarnings", "ignore:Error (reading|writing) persistent compilation cache:UserWarning")
 
 
+@pytest.fixture(scope="module")
+def strict_dtypes() -> Iterator[None]:
+    """No silent promotion, for modules that ask for it: Optax's Adam would not pass (a float to the power of int32)."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
 @dataclass(frozen=True)
 class Tiny:
-    """A decoder at test size, with parameters."""
+    """A decoder at test size, with its parameters as trees."""
 
     model: Decoder
 
     @cached_property
+    def boxed(self) -> Any:
+        """The annotated parameters, shapes only."""
+        return jax.eval_shape(lambda: _init(self.model))
+
+    @cached_property
     def axes(self) -> Any:
-        return axes_of(jax.eval_shape(lambda: _init(self.model)))
+        return axes_of(self.boxed)
 
     @cached_property
     def initial(self) -> Any:
-        """The parameters as the recipe draws them."""
+        """As the recipe draws them (slow to compile: most tests do with `random`)."""
         return jax.jit(lambda: nn.meta.unbox(_init(self.model)))()
 
     @cached_property
+    def first_scales(self) -> Any:
+        """The scales and gains as the recipe starts them; None for each matrix."""
+
+        def scale_or_none(box: Annotated) -> Array | None:
+            return None if box.axes.is_matrix else box.value
+
+        return jax.jit(lambda: jax.tree.map(scale_or_none, _init(self.model), is_leaf=is_box))()
+
+    @cached_property
     def random(self) -> Any:
-        """Parameters that hide nothing, a function of path and shape alone: rows of norm about 1, scales of 0.5 … 1.5
+        """Values that hide nothing, a function of path and shape alone: rows of norm about 1, scales of 0.5 … 1.5
         times their first value, alpha of 0.1 … 0.5, stored with either sign."""
 
-        def draw(path: Any, axes: Axes, shape: jax.ShapeDtypeStruct) -> Array:
+        def draw(path: Any, box: Annotated, first: Array | None) -> Array:
             rng = np.random.default_rng(list(path_of(path).encode()))
-            if axes.is_matrix:
-                fan_in = np.prod([shape.shape[i] for i in axes.along("inputs")])
-                return jnp.asarray(rng.standard_normal(shape.shape) / np.sqrt(fan_in), jnp.float32)
-            first = 1.0
-            for place in (self.model.arch.residual, self.model.arch.head, self.model.arch.qk):
-                ...
+            if first is None:
+                fan_in = np.prod([box.value.shape[i] for i in box.axes.along("inputs")])
+                return jnp.asarray(rng.standard_normal(box.value.shape) / np.sqrt(fan_in), jnp.float32)
+            values = rng.uniform(0.5, 1.5, first.shape) * np.asarray(first)
+            if box.axes.role == "alpha":
+                values *= rng.choice([-0.3, 0.3], first.shape) / self.model.arch.residual["alpha_init"]
             return jnp.asarray(values, jnp.float32)
 
-        shapes = jax.eval_shape(lambda: nn.meta.unbox(_init(self.model)))
-        return jax.tree_util.tree_map_with_path(draw, self.axes, shapes)
+        return jax.tree_util.tree_map_with_path(draw, self.boxed, self.first_scales, is_leaf=is_box)
 
     def logits(self, params: Any, tokens_BL: Any, segments_BL: Any = None) -> np.ndarray:
         """logits_BLV; one document if there are no segments."""
@@ -82,16 +104,15 @@ def tiny(
     return Tiny(Decoder(arch or RECIPES[recipe](sizes), sizes, dtype=dtype, scan_layers=scan_layers))
 
 
-def changed(recipe: str, places: dict[str, Any], sizes: Sizes = SIZES) -> Arch:
-    """A recipe with places replaced, as from YAML."""
-    return override(RECIPES[recipe](sizes), places)
-
-
-def random_batch(sizes: Sizes = SIZES, batch: int = BATCH, length: int = LENGTH) -> dict[str, np.ndarray]:
+def random_batch(sizes: Sizes = SIZES, batch: int = BATCH, length: int = LENGTH) -> dict[str, Any]:
     """Tokens (B, L+1), and segments of several documents in each row."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, sizes.vocab, (batch, length + 1), dtype=np.int32)
     return {"tokens": tokens, "segments": np.sort(rng.integers(0, 3, (batch, length + 1), dtype=np.int32), axis=1)}
+
+
+def is_box(node: Any) -> bool:
+    return isinstance(node, Annotated)
 
 
 def path_of(path: Any) -> str:
@@ -104,12 +125,11 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@partial(jax.jit, static_argnums=0)
-def _init(model: nn.Module) -> Any:
+def _init(model: Decoder) -> Any:
     tokens_BL = jnp.zeros((1, LENGTH), jnp.int32)
-    return model.init(jax.random.key(0), tokens_BL, tokens_BL)
+    return model.init(jax.random.key(0), tokens_BL, tokens_BL)["params"]
 
 
 @partial(jax.jit, static_argnums=0)
-def _apply(model: nn.Module, params: Any, tokens_BL: Array, segments_BL: Array) -> Any:
+def _apply(model: Decoder, params: Any, tokens_BL: Array, segments_BL: Array) -> Any:
     return model.apply({"params": params}, tokens_BL, segments_BL)

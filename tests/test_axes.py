@@ -1,6 +1,5 @@
 """The annotation of a weight says what its axes are, scanned or not, and a scale starts where it should."""
 
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from conftest import SIZES, by_path, tiny
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Annotated, Axes, axes_of, scale
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 LENGTHS = {
     "layers": SIZES.layers,
     "embed": SIZES.width,
@@ -25,7 +25,7 @@ OUT = Axes("attention_out", ("heads", "head_dim", "embed"), inputs=("heads", "he
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_axis_has_the_length_that_its_name_says(recipe):
     model = tiny(recipe)
-    shapes, axes = by_path(model.initial), by_path(model.axes)
+    shapes, axes = by_path(nn.meta.unbox(model.boxed)), by_path(model.axes)
     assert {path: leaf.shape for path, leaf in shapes.items()} == {
         path: tuple(LENGTHS[name] for name in axis.names) for path, axis in axes.items()
     }
@@ -68,6 +68,6 @@ def test_a_scale_is_stored_as_told_starts_at_init_and_moves_by_their_ratio(init,
     assert axes_of(boxed)["params"]["alpha"] == Axes("alpha", ("embed",))
     variables = nn.meta.unbox(boxed)
     np.testing.assert_array_equal(variables["params"]["alpha"], np.full(5, stored, np.float32))
-    np.testing.assert_allclose(module.apply(variables), np.full(5, init), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(module.apply(variables)), np.full(5, init), rtol=1e-6)
     slope = jax.jacobian(module.apply)(variables)["params"]["alpha"]
     np.testing.assert_allclose(slope, np.eye(5) * init / stored, rtol=1e-6)

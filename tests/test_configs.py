@@ -14,7 +14,7 @@ from angpt_jax.config import Config
 from angpt_jax.model import Decoder
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-SIZED = [path for path in CONFIGS if path.stem != "default"]
+SIZED = [path for path in CONFIGS if not path.stem.startswith("default")]
 
 
 def parse(path: Path) -> Config:
@@ -37,7 +37,8 @@ def test_it_keeps_the_rules_and_its_header_is_true(path: Path) -> None:
     assert f"Parameters: {parameter_count(config):,}." in header
     assert f"Tokens: {tokens:,} ({config.run.steps:,} steps of {config.data.batch_size} sequences" in header
     command = re.search(r"Command: +(.*)", header)
-    assert command and command[1] == "bash launch/local.sh" + (f" --config {path.stem}" if path in SIZED else "")
+    flags = "" if path.stem == "default" else f" --config {path.stem}"
+    assert command and command[1] == "bash launch/local.sh" + flags
 
 
 def test_there_are_twins_of_every_size() -> None:
@@ -45,15 +46,18 @@ def test_there_are_twins_of_every_size() -> None:
     assert {path.stem for path in SIZED} == {f"{a}_{s}" for a in ("angpt", "gpt_plus", "ngpt") for s in sizes}
 
 
-@pytest.mark.parametrize("path", [path for path in SIZED if path.stem.startswith("angpt_")], ids=lambda path: path.stem)
-def test_twins_differ_in_architecture_and_learning_rate_only(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if path.stem == "default" or path.stem.startswith("angpt_")], ids=lambda p: p.stem
+)
+def test_twins_differ_in_architecture_inits_and_learning_rate_only(path: Path) -> None:
     angpt = parse(path)
     for arch in ("gpt_plus", "ngpt"):
-        twin = parse(path.with_stem(path.stem.replace("angpt", arch)))
+        name = path.stem.replace("angpt", arch) if path in SIZED else f"default_{arch}"
+        twin = parse(path.with_stem(name))
         assert twin.model.arch == arch
         same = replace(
             twin,
-            model=replace(twin.model, arch="angpt"),
+            model=replace(twin.model, arch="angpt", places=angpt.model.places),
             optim=replace(twin.optim, peak_lr=angpt.optim.peak_lr),
         )
         assert same == angpt

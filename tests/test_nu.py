@@ -39,7 +39,9 @@ def test_nu_of_the_activation_does_not_depend_on_the_width():
     }
 
 
-@pytest.mark.parametrize("width, heads, feed_forward", [(24, 3, 40), (256, 4, 1024), (256, 8, 683), (96, 2, 96), (64, 4, 32)])
+@pytest.mark.parametrize(
+    "width, heads, feed_forward", [(24, 3, 40), (256, 4, 1024), (256, 8, 683), (96, 2, 96), (64, 4, 32)]
+)
 def test_nu_agrees_with_the_reference(width, heads, feed_forward):
     expected = nu_angpt(width, width // heads, feed_forward)
     names = {"query": "qkv", "key": "qkv", "value": "qkv", "attention_out": "p", "up": "uz", "gate": "uz"}

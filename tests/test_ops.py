@@ -9,6 +9,7 @@ import pytest
 
 from angpt_jax import ops
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, L, H, K = 2, 11, 3, 8
 THETA = 10_000.0
 
@@ -70,7 +71,8 @@ def test_attention_sees_the_earlier_tokens_of_its_document(segments):
 def test_attention_in_bfloat16_keeps_scores_and_softmax_in_float32():
     q, k, v = (jnp.asarray(normal(seed, B, L, H, K), jnp.bfloat16) for seed in (1, 2, 3))
     out = ops.attention(q, k, v, ops.attention_mask(L, None), 20.0)
-    exact = plain_attention(*(np.asarray(x, np.float32) for x in (q, k, v)), ONE_DOCUMENT, 20.0)
+    exact_q, exact_k, exact_v = (np.asarray(x, np.float32) for x in (q, k, v))
+    exact = plain_attention(exact_q, exact_k, exact_v, ONE_DOCUMENT, 20.0)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float32), exact, atol=2**-7)
 

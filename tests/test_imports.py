@@ -1,0 +1,116 @@
+"""Imports point one way: a module knows those of lower levels, and those of its own level only where said here."""
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import angpt_jax
+
+ROOT = Path(angpt_jax.__file__).parent
+LEVELS = [
+    "errors nu axes part ops",
+    "parts parts.gate parts.head parts.init parts.norms parts.qk parts.residual",
+    "arch archs archs.angpt archs.gpt_plus archs.ngpt model",
+    "config schema yaml_files form cli rules",
+    "optim sharding checkpoint metrics flops progress stopping run_dir "
+    "data data.corpus data.tokenizer data.tokens data.pipeline",
+    "step evaluate experiment dry_run loop",
+    "train sample",
+]
+LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
+COMMANDS = set(LEVELS[6].split())
+# Within a level: who may import whom. A package's own modules may import each other.
+WITHIN = {
+    1: [("parts", "parts")],
+    2: [("archs", "archs"), ("archs", "arch"), ("model", "arch")],
+    3: [("", "")],
+    4: [("data", "data")],
+    5: [
+        ("evaluate", "step"),
+        ("experiment", "step"),
+        ("dry_run", "experiment"),
+        ("loop", "step"),
+        ("loop", "evaluate"),
+    ],
+}
+ON_DEVICES = {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}
+
+
+def modules() -> list[str]:
+    """`data.tokens` for angpt_jax/data/tokens.py, `data` for its folder; not the package itself."""
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py"))
+    return sorted(name.removesuffix(".__init__") for name in names if name != "__init__")
+
+
+def file_of(module: str) -> Path:
+    folder = ROOT.joinpath(*module.split("."))
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """Full names of all that `module` imports, wherever the statement stands; of the package: its modules."""
+    names = set()
+    for node in ast.walk(ast.parse(file_of(module).read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "no relative imports: the full name says where a thing is from"
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            ours = {name for name in parts if name.removeprefix("angpt_jax.") in modules()}
+            names |= ours or {str(node.module)}
+    return frozenset(names)
+
+
+def of_the_package(module: str) -> set[str]:
+    return {name.removeprefix("angpt_jax.") for name in imported(module) if name.startswith("angpt_jax.")}
+
+
+def is_in(module: str, package: str) -> bool:
+    return package in ("", module) or module.startswith(f"{package}.")
+
+
+def allowed(module: str, other: str) -> bool:
+    if LEVEL[other] != LEVEL[module]:
+        return LEVEL[other] < LEVEL[module]
+    return any(is_in(module, a) and is_in(other, b) for a, b in WITHIN.get(LEVEL[module], []))
+
+
+def test_every_module_has_a_level():
+    assert sorted(LEVEL) == modules()
+
+
+@pytest.mark.parametrize("module", LEVEL)
+def test_imports_point_down(module):
+    assert [other for other in sorted(of_the_package(module)) if not allowed(module, other)] == []
+
+
+def test_nothing_imports_a_command():
+    assert {module for module in modules() if of_the_package(module) & COMMANDS} == set()
+
+
+def test_the_skeleton_does_not_know_the_recipes():
+    assert [name for name in of_the_package("model") if is_in(name, "archs")] == []
+
+
+def test_a_step_gets_its_model_and_optimizer_as_arguments():
+    assert of_the_package("step") == {"ops"}
+
+
+@pytest.mark.parametrize("module", LEVELS[3].split())
+def test_a_config_is_read_before_a_device_is_touched(module):
+    reached, new = set(), {module}
+    while new:
+        reached |= new
+        new = set().union(*(of_the_package(name) for name in new)) - reached
+    libraries = {name.split(".")[0] for name in reached for name in imported(name)}
+    assert libraries & ON_DEVICES == set()
+
+
+def test_the_pure_array_functions_know_jax_alone():
+    for module in LEVELS[0].split():
+        libraries = {name.split(".")[0] for name in imported(module)} - set(sys.stdlib_module_names)
+        assert libraries <= {"jax", "flax", "numpy"}, module
