@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class ProgressReport:
@@ -15,13 +16,13 @@ class ProgressReport:
         self._last_step = last_step
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=last_step, completed=first_step, numbers="compiling …")
+        self._task = self._bar.add_task("train", total=last_step, completed=first_step, numbers="first steps …")
 
     def __enter__(self) -> "ProgressReport":
         self._bar.start()
