@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from commands import make_workspace, run_process
+from commands import TINY, make_workspace, run_process
 
 from angpt_jax import metrics
 
@@ -161,7 +161,10 @@ def test_dry_run_describes_and_writes_nothing(workspace: Path) -> None:
 
 
 def test_a_diverged_run_ends_with_3_and_keeps_no_bad_checkpoint(workspace: Path) -> None:
-    flags = ("--config", "tiny.yaml", "--run.dir", "runs/diverged", "--optim.peak_lr", "1e30")
+    (workspace / "gpt_plus.yaml").write_text(  # anGPT, whose rows stay in the ball, survives any learning rate
+        TINY.replace("arch: angpt", "arch: gpt_plus").replace(", places: {head: {scale_init: 5.6}}", "")
+    )
+    flags = ("--config", "gpt_plus.yaml", "--run.dir", "runs/diverged", "--optim.peak_lr", "1e30")
     done = run_process(workspace, "train", *flags, "--run.checkpoint_every_steps", "1")
     assert done.code == 3
     assert done.err.startswith("angpt_jax: error: optim.peak_lr: training diverged, ")
