@@ -23,9 +23,10 @@ def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str
         f"{flops.training_flops_per_token(sizes, config.model.context):,} FLOPs per token, forward and backward",
         f"mesh {dict(built.mesh.shape)}, {rows} sequences per device",
         "",
-        "nu: " + ", ".join(f"{f.name} {getattr(arch.nu, f.name):.4f}" for f in fields(arch.nu)),
-        "learning rate: " + ", ".join(_schedule_points(config, built)),
-        "",
+        "nu",
+        *(f"  {f.name:<13}  {getattr(arch.nu, f.name):.4f}" for f in fields(arch.nu)),
+        "learning rate",
+        *_schedule_points(config, built),
         *_memory(config, built),
     ]
     return "\n".join(lines)
@@ -34,7 +35,7 @@ def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str
 def _schedule_points(config: Config, built: Experiment) -> list[str]:
     steps = config.run.steps
     points = sorted({0, *(round(steps * tenth / 10) for tenth in range(1, 10)), steps - 1})
-    return [f"step {point + 1}: {np.asarray(built.schedule(point)):.2e}" for point in points]
+    return [f"  step {point + 1:<8,}  {np.asarray(built.schedule(point)):.2e}" for point in points]
 
 
 def _memory(config: Config, built: Experiment) -> list[str]:
@@ -47,4 +48,6 @@ def _memory(config: Config, built: Experiment) -> list[str]:
         "temporary": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
     }
-    return ["memory of the compiled step, per device:"] + [f"  {name} {size:,} bytes" for name, size in parts.items()]
+    return ["memory of the compiled step, bytes per device"] + [
+        f"  {name:<15}  {size:,}" for name, size in parts.items()
+    ]

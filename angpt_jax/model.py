@@ -109,5 +109,5 @@ class Decoder(nn.Module):
         h_BLD, _ = layers(arch, sizes, self.dtype, name="layers")(h_BLD, mask_BLL, angles_LR)
         h_BLD = arch.final_norm.make(name="final_norm")(h_BLD)
         w_DV = weight(self, Axes("head", ("embed", "vocab"), inputs=("embed",)), (sizes.width, sizes.vocab), init)
-        logits_BLV = ops.linear(h_BLD, w_DV, 1.0, self.dtype, jnp.float32)
-        return arch.head.make(name="logits")(logits_BLV)
+        w_DV = arch.head.make(name="logits")(w_DV)
+        return ops.linear(h_BLD, w_DV, 1.0, self.dtype, jnp.float32)

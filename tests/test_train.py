@@ -153,7 +153,7 @@ def test_dry_run_describes_and_writes_nothing(workspace: Path) -> None:
         "tokens a step",
         "FLOPs per token",
         "learning rate",
-        "nu: query 1.4142",
+        "query          1.4142",
         "mesh",
         "memory",
     ):
