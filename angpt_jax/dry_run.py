@@ -43,11 +43,7 @@ def _memory(config: Config, built: Experiment) -> list[str]:
     memory = compiled_step(built, config).memory_analysis()
     if memory is None:
         return ["memory of the compiled step: unknown for this backend"]
-    parts = {
-        "state and batch": memory.argument_size_in_bytes,
-        "temporary": memory.temp_size_in_bytes,
-        "code": memory.generated_code_size_in_bytes,
-    }
+    parts = {"state and batch": memory.argument_size_in_bytes, "temporary": memory.temp_size_in_bytes}
     return ["memory of the compiled step, bytes per device"] + [
         f"  {name:<15}  {size:,}" for name, size in parts.items()
     ]

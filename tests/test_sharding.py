@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -50,8 +51,9 @@ def one_step(recipe: str, mesh_name: str) -> tuple[Any, TrainState, dict[str, fl
     tx = optim.build(config, schedule, model.model.arch.constraint, model.axes)
     params = sharding.parameter_shardings(model.axes, mesh)
     opt_state = sharding.optimizer_shardings(tx, model.random, params, mesh)
-    shardings = TrainState(NamedSharding(mesh, PartitionSpec()), params, opt_state)  # type: ignore[arg-type]
-    state = jax.device_put(TrainState(np.int32(0), model.random, tx.init(model.random)), shardings)  # type: ignore
+    state = TrainState(jnp.int32(0), model.random, tx.init(model.random))
+    shardings = state.replace(step=NamedSharding(mesh, PartitionSpec()), params=params, opt_state=opt_state)
+    state = jax.device_put(state, shardings)
     batch = sharding.batch_putter(mesh)(random_batch(SIZES, BATCH, LENGTH))
     step = jax.jit(make_train_step(model.model, tx, schedule), out_shardings=(shardings, None))
     state, metrics = step(state, batch)
