@@ -1,5 +1,6 @@
 """A step on any mesh is the step on one device, and every array lies where its axes say."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -52,7 +53,9 @@ def one_step(recipe: str, mesh_name: str) -> tuple[Any, TrainState, dict[str, fl
     params = sharding.parameter_shardings(model.axes, mesh)
     opt_state = sharding.optimizer_shardings(tx, model.random, params, mesh)
     state = TrainState(jnp.int32(0), model.random, tx.init(model.random))
-    shardings = state.replace(step=NamedSharding(mesh, PartitionSpec()), params=params, opt_state=opt_state)
+    shardings = dataclasses.replace(
+        state, step=NamedSharding(mesh, PartitionSpec()), params=params, opt_state=opt_state
+    )
     state = jax.device_put(state, shardings)
     batch = sharding.batch_putter(mesh)(random_batch(SIZES, BATCH, LENGTH))
     step = jax.jit(make_train_step(model.model, tx, schedule), out_shardings=(shardings, None))
