@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,20 @@ def check(directory: Path, config: Config) -> None:
         )
 
 
-def start(directory: Path, config: Config) -> None:
-    """Makes the folder and writes what the run is and where it runs."""
+def make(directory: Path) -> None:
+    """Makes the folder, and sees that files can be written there."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
-        write(directory / "config.yaml", cli.to_yaml(config))
+        with tempfile.TemporaryFile(dir=directory):
+            pass
     except OSError as error:
         raise StorageError(f"run.dir: can't be written, got {str(directory)!r}; {error.strerror}") from error
+
+
+def record(directory: Path, config: Config) -> None:
+    """Writes what the run is and where it runs."""
+    write(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    write(directory / "config.yaml", cli.to_yaml(config))
 
 
 def write(path: Path, text: str) -> None:

@@ -54,7 +54,7 @@ def train(config: Config, name: str) -> int:
     if config.dry_run:
         print(dry_run.describe(job.config, job.arch, job.sizes, job.built))
         return 0
-    run_dir.start(job.directory, job.config)
+    run_dir.make(job.directory)
     run = job.config.run
     folder = job.directory / "checkpoints"
     with StopRequest() as stop, Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints:
@@ -63,6 +63,7 @@ def train(config: Config, name: str) -> int:
             if int(state.step) >= job.last_step:
                 print(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
+            run_dir.record(job.directory, job.config)
             stopped_by = run_job(job, state, batches, checkpoints, stop)
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 

@@ -108,7 +108,8 @@ def other_run(workspace: Path) -> Path:
     """The directory of a run of width 64, as far as its config."""
     directory = workspace / "runs" / "other"
     tiny = cli.parse(Config, ["--config", "tiny.yaml", "--model.width", "64"], command="train")
-    run_dir.start(directory, experiment.resolved(tiny)[0])
+    run_dir.make(directory)
+    run_dir.record(directory, experiment.resolved(tiny)[0])
     return directory
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from commands import TINY, make_workspace, run_process
+from commands import TINY, make_workspace, run_process, tree
 
 from angpt_jax import metrics
 
@@ -89,6 +89,29 @@ def test_a_finished_run_is_not_trained_again(workspace: Path, whole_run: Path) -
     assert done.code == 0
     assert "nothing to train" in done.out
     assert (whole_run / "metrics.jsonl").read_bytes() == before
+
+
+def test_changed_data_is_refused_and_nothing_is_overwritten(workspace: Path, resumed_run: Path) -> None:
+    text = workspace / "text" / "00.py"
+    before, original = tree(resumed_run), text.read_text()
+    text.write_text(original.replace("return x", "return y"))
+    done = run_process(workspace, "train", "--config", "tiny.yaml", "--run.dir", "runs/resumed")
+    text.write_text(original)
+    assert done.code == 2
+    assert [line for line in done.err.splitlines() if "error" in line] == [
+        f"angpt_jax: error: data.source: the data of {resumed_run} changed (text), got 'text'; "
+        "bring the old data back, or use another --run.dir"
+    ]
+    assert tree(resumed_run) == before
+
+
+def test_a_run_directory_that_cannot_be_written_is_storage_trouble(workspace: Path) -> None:
+    (workspace / "a_file").touch()
+    done = run_process(workspace, "train", "--config", "tiny.yaml", "--run.dir", "a_file/run")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        4,
+        f"angpt_jax: error: run.dir: can't be written, got '{workspace}/a_file/run'; Not a directory",
+    )
 
 
 def test_config_yaml_makes_the_same_run(workspace: Path, whole_run: Path) -> None:
