@@ -1,6 +1,7 @@
 """Files and flags → a config, its help, its YAML, and the exit code of a command."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -203,6 +204,20 @@ def test_raise_problems_raises_only_problems():
     with pytest.raises(UserError) as caught:
         cli.raise_problems(iter(["a", "b"]))
     assert caught.value.problems == ("a", "b")
+
+
+def test_a_bad_value_is_refused_before_jax_is_loaded():
+    code = "\n".join(
+        [
+            "import runpy, sys",
+            "sys.argv = ['train', '--config', 'tiny', '--run.steps', '0']",
+            "try: runpy.run_module('angpt_jax.train', run_name='__main__')",
+            "except SystemExit as ended: print(ended.code, 'jax' in sys.modules)",
+        ]
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("2 False\n", "angpt_jax: error: run.steps: must be >= 1, got 0\n")
 
 
 def test_nothing_here_imports_jax():
