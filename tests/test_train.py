@@ -95,7 +95,8 @@ def test_changed_data_is_refused_and_nothing_is_overwritten(workspace: Path, res
     text = workspace / "text" / "00.py"
     before, original = tree(resumed_run), text.read_text()
     text.write_text(original.replace("return x", "return y"))
-    done = run_process(workspace, "train", "--config", "tiny.yaml", "--run.dir", "runs/resumed")
+    flags = ("--config", "tiny.yaml", "--run.dir", "runs/resumed", "--run.log_every_steps", "2")
+    done = run_process(workspace, "train", *flags)
     text.write_text(original)
     assert done.code == 2
     assert [line for line in done.err.splitlines() if "error" in line] == [
