@@ -103,10 +103,8 @@ def _filled(key: str, place: str, old: Any, settings: dict[str, Any], problems: 
         if name not in list(PARTS[place]):
             problems.append(f"{key}.part: unknown part, got {name!r}; {_nearest(name, PARTS[place])}")
             return old
-        new = part(PARTS[place][name])
-        known = setting_types(PARTS[place][name])
-        if is_part:  # settings of the same name keep the recipe's value: qk_norm keeps the softmax scale
-            new = new.replace(**{k: v for k, v in old.settings if k in known})
+        kind = PARTS[place][name]  # settings of the same name keep the recipe's value, as the softmax scale does
+        new = part(kind, **{setting: value for setting, value in old.settings if setting in setting_types(kind)})
     types = setting_types(new.kind if is_part else type(new))
     wrong = [_setting_problem(f"{key}.{name}", name, value, types) for name, value in settings.items()]
     if found := [problem for problem in wrong if problem]:

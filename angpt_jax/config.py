@@ -39,6 +39,16 @@ class ModelConfig:
     scan_layers: bool = True
     places: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def feed_forward_width(self) -> int:
+        """F, also where feed_forward is null."""
+        return 4 * self.width if self.feed_forward is None else self.feed_forward
+
+
+def phase_steps(count: int | None, fraction: float | None, steps: int) -> int:
+    """Length of a phase of the schedule that is given as a count, or else as a fraction of all `steps`."""
+    return count if count is not None else round((fraction or 0) * steps)
+
 
 @dataclass(frozen=True)
 class OptimConfig:

@@ -1,5 +1,6 @@
 """What `train --dry_run true` prints: all that can be known of a run before its first step."""
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -13,8 +14,7 @@ from angpt_jax.experiment import Experiment, compiled_step
 def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str:
     """Places, sizes, ν table, schedule table, mesh, FLOPs and the memory of the compiled step, as text."""
     tokens_per_step = config.data.batch_size * config.model.context
-    shape = sharding.mesh_shape(config.mesh, built.mesh.size)
-    rows = config.data.batch_size // (shape[0] * shape[1])
+    rows = config.data.batch_size // math.prod(built.mesh.shape[axis] for axis in sharding.BATCH_AXES)
     lines = [
         str(arch),
         "",

@@ -1,6 +1,5 @@
 """From a config to the objects of a run: architecture, model, optimizer, mesh, shardings. No files, no loop."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +17,8 @@ from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.model import Decoder
-from angpt_jax.nu import activation_nu
-from angpt_jax.step import TrainState, init_state, make_train_step
+from angpt_jax.nu import approximate_nu
+from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Experiment:
     tx: optax.GradientTransformation
     schedule: optax.Schedule
     mesh: Mesh
-    axes: Any
     abstract: TrainState
 
     @property
@@ -46,15 +44,15 @@ def architecture(model: ModelConfig) -> tuple[Arch, Sizes]:
         width=model.width,
         layers=model.layers,
         heads=model.heads,
-        feed_forward=model.feed_forward or 4 * model.width,
+        feed_forward=model.feed_forward_width,
         vocab=model.vocab,
         rope_theta=model.rope_theta,
     )
     recipe = RECIPES[model.arch](sizes)
     arch = override(recipe, model.places)
     if recipe.nu.activation != 1.0 and "activation" not in model.places.get("nu", {}):  # it follows another f
-        follows = activation_nu(arch.gate["activation"], math.sqrt(sizes.width / sizes.feed_forward))
-        arch = replace(arch, nu=replace(arch.nu, activation=follows))
+        follows = approximate_nu(sizes.width, sizes.heads, sizes.feed_forward, arch.gate["activation"])
+        arch = replace(arch, nu=replace(arch.nu, activation=follows.activation))
     return arch, sizes
 
 
@@ -87,14 +85,14 @@ def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
     tx = optim.build(config.optim, schedule, arch.constraint, axes)
 
     param_shardings = sharding.parameter_shardings(axes, mesh)
-    shapes = jax.eval_shape(lambda: init_state(model, tx, 0, config.model.context))
+    shapes = jax.eval_shape(partial(first_state, tx), params)
     shardings = shapes.replace(
         step=NamedSharding(mesh, PartitionSpec()),
         params=param_shardings,
         opt_state=sharding.optimizer_shardings(tx, params, param_shardings, mesh),
     )
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-    return Experiment(model, tx, schedule, mesh, axes, abstract)
+    return Experiment(model, tx, schedule, mesh, abstract)
 
 
 def initial_state(built: Experiment, config: Config) -> TrainState:

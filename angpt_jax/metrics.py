@@ -2,11 +2,12 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
+
+from angpt_jax.files import write_whole
 
 Record = dict[str, Any]  # `step`, `tokens` and numbers; None where unknown
 
@@ -44,11 +45,9 @@ def read(path: Path) -> list[Record]:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Rewrites the file without the records after `step`, in one rename."""
+    """Rewrites the file without the records after `step`."""
     kept = [record for record in read(path) if record["step"] <= step]
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _plain(value: Any) -> Any:

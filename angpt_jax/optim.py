@@ -12,7 +12,7 @@ from jax import Array
 
 from angpt_jax.arch import Constraint, Recommended
 from angpt_jax.axes import Axes, Side
-from angpt_jax.config import OptimConfig
+from angpt_jax.config import OptimConfig, phase_steps
 
 
 def with_recommendations(optim: OptimConfig, recommended: Recommended) -> OptimConfig:
@@ -29,8 +29,8 @@ def with_recommendations(optim: OptimConfig, recommended: Recommended) -> OptimC
 def learning_rate(optim: OptimConfig, steps: int) -> optax.Schedule:
     """step (from 0) → learning rate: linear warm-up, then cosine, wsd or constant; `end_lr_fraction` at `steps`."""
     peak, end = optim.peak_lr, optim.peak_lr * optim.end_lr_fraction
-    warmup = optim.warmup_steps if optim.warmup_steps is not None else round((optim.warmup_fraction or 0) * steps)
-    decay = optim.decay_steps if optim.decay_steps is not None else round(optim.decay_fraction * steps)
+    warmup = phase_steps(optim.warmup_steps, optim.warmup_fraction, steps)
+    decay = phase_steps(optim.decay_steps, optim.decay_fraction, steps)
     if optim.schedule == "cosine":
         body = optax.cosine_decay_schedule(peak, max(steps - warmup, 1), alpha=optim.end_lr_fraction)
     elif optim.schedule == "wsd":
@@ -97,9 +97,7 @@ def project_rows_to_unit_ball(axes: Any, along: Side = "inputs") -> optax.Gradie
       <https://arxiv.org/abs/2505.22014>`_, 2025
     """
 
-    def project(w: Array, u: Array, positions: tuple[int, ...]) -> Array:
-        moved = w + u
-        square = jnp.sum(jnp.square(moved), axis=positions, keepdims=True)
+    def project(w: Array, u: Array, moved: Array, square: Array) -> Array:
         return jnp.where(square > 1, moved * jax.lax.rsqrt(square) - w, u)
 
     return _constrain(project, axes, along)
@@ -140,18 +138,16 @@ def normalize_rows_to_unit_sphere(axes: Any, along: Side = "embed") -> optax.Gra
       <https://arxiv.org/abs/2410.01131>`_, 2024
     """
 
-    def normalize(w: Array, u: Array, positions: tuple[int, ...]) -> Array:
-        moved = w + u
-        square = jnp.sum(jnp.square(moved), axis=positions, keepdims=True)
+    def normalize(w: Array, u: Array, moved: Array, square: Array) -> Array:
         return moved * jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny)) - w
 
     return _constrain(normalize, axes, along)
 
 
 def _constrain(
-    constrained: Callable[[Array, Array, tuple[int, ...]], Array], axes: Any, along: Side
+    constrained: Callable[[Array, Array, Array, Array], Array], axes: Any, along: Side
 ) -> optax.GradientTransformation:
-    """`constrained(w, u, positions of the norm)` for every matrix; other updates pass."""
+    """`constrained(w, u, w + u, squared norms of its rows)`, in float32, for every matrix; other updates pass."""
 
     def update(updates: Any, state: optax.OptState, params: Any | None = None) -> tuple[Any, optax.OptState]:
         if params is None:
@@ -160,7 +156,10 @@ def _constrain(
         def one(axis: Axes, w: Array, u: Array) -> Array:
             if not axis.is_matrix:
                 return u
-            return constrained(w.astype(jnp.float32), u.astype(jnp.float32), axis.along(along)).astype(u.dtype)
+            w, dtype, u = w.astype(jnp.float32), u.dtype, u.astype(jnp.float32)
+            moved = w + u
+            square = jnp.sum(jnp.square(moved), axis=axis.along(along), keepdims=True)
+            return constrained(w, u, moved, square).astype(dtype)
 
         return jax.tree.map(one, axes, params, updates), state
 

@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from angpt_jax.arch import Arch, Sizes
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
-from angpt_jax.data.tokens import TokenData, cache_root, load_tokens
+from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.evaluate import Evaluation, evaluate, make_window_nats
 from angpt_jax.experiment import Experiment
+from angpt_jax.files import write_whole
 from angpt_jax.loop import StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter
 from angpt_jax.progress import ProgressReport
@@ -46,6 +48,12 @@ class Job:
     @property
     def tokens_per_step(self) -> int:
         return self.config.data.batch_size * self.config.model.context
+
+    @cached_property
+    def data_fingerprint(self) -> Fingerprint:
+        """What decides which tokens a step sees."""
+        data = self.config.data
+        return pipeline.pipeline_fingerprint(self.tokens, self.config.model.context, data.batch_size, data.shuffle_seed)
 
 
 def pretrain(config: Config, name: str) -> int:
@@ -103,7 +111,7 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.Dataset
             raise UserError(f"run.resume: must, but {job.directory} has no checkpoint; use auto to start at step 0")
         return experiment.initial_state(built, config), batches
     state, data = checkpoints.restore(step, built.abstract)
-    fingerprint = data_fingerprint(job)
+    fingerprint = job.data_fingerprint
     if changed := [name for name in fingerprint if data["fingerprint"].get(name) != fingerprint[name]]:
         raise UserError(
             f"data.source: the data of {job.directory} changed ({', '.join(changed)}), got {config.data.source!r}; "
@@ -137,7 +145,7 @@ def run_job(
         progress.note(f"step {step}  validation {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte")
 
     def save(step: int, state: TrainState) -> None:
-        checkpoints.save(step, state, {"iterator": batches.get_state(), "fingerprint": data_fingerprint(job)})
+        checkpoints.save(step, state, {"iterator": batches.get_state(), "fingerprint": job.data_fingerprint})
 
     def emit(record: dict[str, Any]) -> None:
         writer.write(record)
@@ -164,7 +172,7 @@ def run_job(
     step_seconds = reporter.median_step_seconds()
     ending = {"compile_seconds": compile_seconds, "stopped_by": stopped_by}
     summary = summarize(job, int(state.step), evaluations[-1] if evaluations else None, step_seconds) | ending
-    run_dir.write(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_whole(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
     return stopped_by
 
 
@@ -180,9 +188,3 @@ def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: 
         "median_step_seconds": step_seconds,
         "tokens_per_second": job.tokens_per_step / step_seconds,
     }
-
-
-def data_fingerprint(job: Job) -> dict[str, Any]:
-    """What decides which tokens a step sees."""
-    data = job.config.data
-    return pipeline.pipeline_fingerprint(job.tokens, job.config.model.context, data.batch_size, data.shuffle_seed)

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax.config import Config, MeshConfig, ModelConfig
+from angpt_jax.config import Config, MeshConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
 from angpt_jax.schema import show
 
@@ -133,7 +133,8 @@ def _phase(name: str, count: int | None, fraction: float | None, steps: int) -> 
     """The key that decides how long a phase of the schedule is, and its steps (0 for an impossible fraction)."""
     if count is not None:
         return f"optim.{name}_steps", count
-    return f"optim.{name}_fraction", round(fraction * steps) if fraction and 0 <= fraction <= 1 else 0
+    possible = fraction is not None and 0 <= fraction <= 1
+    return f"optim.{name}_fraction", phase_steps(None, fraction if possible else None, steps)
 
 
 def _stop(config: Config) -> Iterator[str]:
@@ -159,11 +160,10 @@ def _fit(config: Config, devices: int | None) -> Iterator[str]:
         yield from _product(mesh, devices)
     replica, fsdp, tensor = _mesh_shape(mesh, devices)
     batch_parts = replica * fsdp if replica and fsdp else None
-    feed_forward = model.feed_forward or 4 * model.width
     for key, value, divisor, parts, step in (
         ("data.batch_size", config.data.batch_size, "mesh.replica * mesh.fsdp", batch_parts, 1),
         ("model.width", model.width, "mesh.fsdp", fsdp, 2 * model.heads),
-        ("model.feed_forward", feed_forward, "mesh.tensor", tensor, 1),
+        ("model.feed_forward", model.feed_forward_width, "mesh.tensor", tensor, 1),
         ("model.vocab", model.vocab, "mesh.tensor", tensor, 1),
     ):
         if parts and value % parts:
@@ -202,7 +202,7 @@ def _mesh_shape(mesh: MeshConfig, devices: int | None) -> tuple[int | None, ...]
 
 def _memory(model: ModelConfig, parts: int) -> Iterator[str]:
     """A model is refused if the float32 parameters alone, split into `parts`, exceed 80 % of this machine's memory."""
-    layer = 4 * model.width**2 + 3 * model.width * (model.feed_forward or 4 * model.width)
+    layer = 4 * model.width**2 + 3 * model.width * model.feed_forward_width
     needed = 4 * (2 * model.vocab * model.width + model.layers * layer) / parts
     there = 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:

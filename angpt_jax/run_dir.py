@@ -1,7 +1,6 @@
 """The folder of a run: `config.yaml`, `environment.json`, `summary.json`; and whether a config may continue it."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import jax
 from angpt_jax import cli
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError, UserError
+from angpt_jax.files import write_whole
 
 # Fields that may change between two starts of one run: they don't touch what is computed.
 FREE = {
@@ -82,15 +82,8 @@ def make(directory: Path) -> None:
 
 def record(directory: Path, config: Config) -> None:
     """Writes what the run is and where it runs."""
-    write(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
-    write(directory / "config.yaml", cli.to_yaml(config))
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a whole file in one rename, so that a kill leaves the old one or the new one."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    write_whole(directory / "config.yaml", cli.to_yaml(config))
 
 
 def environment() -> dict[str, Any]:

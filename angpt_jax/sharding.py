@@ -1,5 +1,6 @@
 """The mesh of devices, and where each parameter and each batch lies on it: a table from logical axes to mesh axes."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +26,7 @@ RULES: dict[str, str | None] = {
 def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, ...]:
     """Devices along each mesh axis, with -1 filled in; the rules have checked that they fit."""
     sizes = [getattr(config, axis) for axis in MESH_AXES]
-    fixed = 1
-    for size in sizes:
-        fixed *= size if size != -1 else 1
+    fixed = math.prod(size for size in sizes if size != -1)
     return tuple(size if size != -1 else devices // fixed for size in sizes)
 
 

@@ -28,6 +28,11 @@ def init_state(model: nn.Module, tx: optax.GradientTransformation, seed: Array |
     """The state before the first step; jit it (an eager init of a scanned model is slow)."""
     tokens_BL = jnp.zeros((1, context), jnp.int32)
     params = nn.meta.unbox(model.init(jax.random.key(seed), tokens_BL, tokens_BL))["params"]
+    return first_state(tx, params)
+
+
+def first_state(tx: optax.GradientTransformation, params: Any) -> TrainState:
+    """The state before the first step of these parameters."""
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
 

@@ -36,15 +36,18 @@ def make_workspace(folder: Path) -> Path:
     return folder
 
 
+def one_device() -> dict[str, str]:
+    """The environment of a process of its own: this package, one CPU device."""
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return inherited | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+
+
 def run_process(workspace: Path, command: str, *flags: str) -> Outcome:
     """`python -m angpt_jax.COMMAND FLAGS` in `workspace`, on one device."""
-    root = Path(__file__).parent.parent
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-m", f"angpt_jax.{command}", *flags],
         cwd=workspace,
-        env=environment,
+        env=one_device(),
         capture_output=True,
         text=True,
         timeout=300,

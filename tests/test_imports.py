@@ -11,7 +11,7 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors nu axes part ops",
+    "errors files nu axes part ops",
     "parts parts.gate parts.head parts.init parts.norms parts.qk parts.residual",
     "arch archs archs.angpt archs.gpt_plus archs.ngpt model",
     "config schema yaml_files form cli rules",

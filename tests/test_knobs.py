@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from angpt_jax.config import Config
+from angpt_jax.sharding import MESH_AXES
 
 PACKAGE = Path(__file__).parent.parent / "angpt_jax"
 
@@ -33,6 +34,4 @@ def test_each_knob_is_read(knob: str) -> None:
 
 
 def test_mesh_axes_are_read_by_name() -> None:
-    from angpt_jax.sharding import MESH_AXES
-
     assert MESH_AXES == ("replica", "fsdp", "tensor")

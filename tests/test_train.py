@@ -1,7 +1,6 @@
 """The main job as a user runs it: train, resume bit for bit, stop on a signal, sample."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from commands import TINY, make_workspace, run_process, tree
+from commands import TINY, make_workspace, one_device, run_process, tree
 
 from angpt_jax import metrics
 
@@ -134,13 +133,11 @@ def test_config_yaml_makes_the_same_run(workspace: Path, whole_run: Path) -> Non
 
 
 def test_sigterm_saves_and_exits_with_75(workspace: Path) -> None:
-    root = Path(__file__).parent.parent
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(root)}
     flags = ["--config", "tiny.yaml", "--run.dir", "runs/stopped", "--run.steps", "100000"]
     process = subprocess.Popen(
         [sys.executable, "-m", "angpt_jax.train", *flags],
         cwd=workspace,
-        env=environment,
+        env=one_device(),
         stdout=subprocess.PIPE,
         text=True,
     )
