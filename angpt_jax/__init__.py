@@ -1,4 +1,4 @@
-"""Approximately normalized transformers in JAX: anGPT and its rivals GPT+ and nGPT, as one skeleton with places.
+"""Approximately normalized transformers in JAX: anGPT, its rivals and the field's designs, as one skeleton with places.
 
     from angpt_jax import archs, config, model, nu, optim
 

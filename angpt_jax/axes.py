@@ -16,6 +16,7 @@ from jax import Array
 
 LAYERS = "layers"
 Side = Literal["inputs", "embed"]
+Along = Literal["inputs", "embed", "matrix"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ class Axes:
     def is_matrix(self) -> bool:
         return bool(self.inputs)
 
-    def along(self, side: Side) -> tuple[int, ...]:
-        """Positions of the axes that a norm runs over: the input side (rows of W), or the embedding dimension."""
-        wanted = self.inputs if side == "inputs" else ("embed",)
+    def along(self, along: Along) -> tuple[int, ...]:
+        """Positions of the axes that a norm runs over: the input side (rows of W), the embedding dimension, or all
+        of one layer's matrix."""
+        whole = tuple(name for name in self.names if name != LAYERS)
+        wanted = {"inputs": self.inputs, "embed": ("embed",), "matrix": whole}[along]
         return tuple(i for i, name in enumerate(self.names) if name in wanted)
 
 
@@ -70,6 +73,11 @@ def weight(module: nn.Module, axes: Axes, shape: tuple[int, ...], init: Callable
     return cast(Array, module.param(axes.role, lambda key: Annotated(init(key, shape, axes), axes)))  # unboxed
 
 
+def learnable(module: nn.Module, role: str, names: tuple[str, ...], shape: tuple[int, ...], start: float) -> Array:
+    """A float32 scale, gain or bias whose entries all start at `start`."""
+    return weight(module, Axes(role, names), shape, lambda key, shape, axes: jnp.full(shape, start, jnp.float32))
+
+
 def scale(
     module: nn.Module, role: str, names: tuple[str, ...], shape: tuple[int, ...], *, init: float, stored: float
 ) -> Array:
@@ -77,8 +85,7 @@ def scale(
 
     Under Adam the effective rate of s is lr · init/stored.
     """
-    s_hat = weight(module, Axes(role, names), shape, lambda key, shape, axes: jnp.full(shape, stored, jnp.float32))
-    return s_hat * (init / stored)
+    return learnable(module, role, names, shape, stored) * (init / stored)
 
 
 def axes_of(boxed: Any) -> Any:

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,17 +42,19 @@ class _Words:
     Args:
         configs: values of --config
         flags: dotted key and text of the other flags, None where no value follows
+        plain: words that are no flags
         wants_help: whether --help was among them
-        problems: what is neither
+        problems: what can be none of these
     """
 
     configs: list[str] = field(default_factory=list)
     flags: list[tuple[str, str | None]] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
     wants_help: bool = False
     problems: list[str] = field(default_factory=list)
 
 
-def _split(argv: list[str]) -> _Words:
+def _split(argv: list[str], takes_words: bool = False) -> _Words:
     words, rest = _Words(), list(argv)
     while rest:
         word = rest.pop(0)
@@ -60,6 +62,8 @@ def _split(argv: list[str]) -> _Words:
         value = text if equals else None
         if word in ("-h", "--help"):
             words.wants_help = True
+        elif takes_words and word and not word.startswith("-"):
+            words.plain.append(word)
         elif not word.startswith("--") or not key:
             words.problems.append(f"{show(word)}: is not a flag; write --KEY VALUE, --help lists the keys")
         else:
@@ -93,19 +97,22 @@ def config_name(argv: list[str], default: str) -> str:
     return config_path(configs[-1]).stem if configs else default
 
 
-def parse(schema: type[T], argv: list[str], *, command: str, default_config: str | None = None) -> T:
+def parse(
+    schema: type[T], argv: list[str], *, command: str, default_config: str | None = None, words: str | None = None
+) -> T:
     """The `schema` that a command line describes; `default_config` is read if it names no --config.
 
-    A UserError lists everything that is wrong with keys and types (their meaning is checked elsewhere, for training
-    in `angpt_jax.rules`). `--help` prints the help and exits with 0.
+    Words that are no flags fill the field `words`, a list of str; without one they are refused. A UserError lists
+    everything that is wrong with keys and types (their meaning is checked elsewhere, for training in
+    `angpt_jax.rules`). `--help` prints the help and exits with 0.
     """
-    words = _split(argv)
-    if words.wants_help:
-        print(help_text(schema, command, default_config))
+    given = _split(argv, words is not None)
+    if given.wants_help:
+        print(help_text(schema, command, default_config, words))
         raise SystemExit(0)
     form, all_read = Form(schema), True
-    form.note(*words.problems)
-    for name in words.configs or filter(None, [default_config]):
+    form.note(*given.problems)
+    for name in given.configs or filter(None, [default_config]):
         try:
             path = config_path(name)
             values = read_mapping(path)
@@ -114,15 +121,27 @@ def parse(schema: type[T], argv: list[str], *, command: str, default_config: str
             all_read = False
         else:
             form.add(flatten(values), f" in {show(str(path))}")
-    form.add_flags(words.flags)
+    if words and given.plain:
+        form.note(*_problems_of_words(words, given))
+        form.add([((words,), given.plain)])
+    form.add_flags(given.flags)
     return build(schema, form.finish(all_read=all_read))
 
 
-def help_text(schema: type, command: str, default_config: str | None = None) -> str:
+def _problems_of_words(key: str, given: _Words) -> Iterator[str]:
+    if key in dict(given.flags):
+        yield f"{key}: given twice, as {show(given.plain[0])} and as --{key}; keep one"
+    for word in given.plain:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            yield f"{key}: is not UTF-8 text, got {show(word)}"
+
+
+def help_text(schema: type, command: str, default_config: str | None = None, words: str | None = None) -> str:
     """What `--help` prints: each leaf of `schema` under its section, with type, meaning and default."""
+    plain = f"{words.removesuffix('s').upper()}... " if words else ""
     parser = ArgumentParser(
         prog=f"python -m angpt_jax.{command}",
-        usage="%(prog)s [--config FILE]... [--KEY VALUE]...",
+        usage=f"%(prog)s {plain}[--config FILE]... [--KEY VALUE]...",
         description=inspect.cleandoc(schema.__doc__ or "").partition("\n\n")[0],
         epilog=_RULES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -135,19 +154,25 @@ def help_text(schema: type, command: str, default_config: str | None = None) -> 
         group = groups.get(leaf.key.rpartition(".")[0], parser)
         state = "required" if leaf.default is MISSING else f"default: {show(leaf.default)}"
         text = f"{leaf.meaning} ({state})".replace("%", "%%")
-        group.add_argument(f"--{leaf.key}", type=leaf.hint, metavar=allowed(leaf.hint), help=text)
+        group.add_argument(f"--{leaf.key}", metavar=allowed(leaf.hint), help=text)
     return parser.format_help().rstrip()
 
 
-def main(run: Callable[[T, str], int | None], schema: type[T], command: str, default_config: str | None) -> NoReturn:
-    """Runs a command: `run(config, name of the config)` decides the exit code, None is 0.
+def main(
+    run: Callable[[T, str], int | None],
+    schema: type[T],
+    command: str,
+    default_config: str | None,
+    words: str | None = None,
+) -> NoReturn:
+    """Runs a command: `run(config, name of the config)` decides the exit code, None is 0. `words`: see `parse`.
 
     A UserError becomes one line on stderr for each problem and its own exit code; all other errors are bugs and keep
     their traceback.
     """
     argv = sys.argv[1:]
     try:
-        config = parse(schema, argv, command=command, default_config=default_config)
+        config = parse(schema, argv, command=command, default_config=default_config, words=words)
         code = run(config, config_name(argv, default_config or command))
     except UserError as error:
         for problem in error.problems:

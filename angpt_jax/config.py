@@ -21,9 +21,12 @@ class ModelConfig:
         vocab: rows of the embedding (V); at least the tokenizer's size
         context: tokens in a window (L)
         feed_forward: width of the MLP (F); null is 4 * width
+        kv_heads: heads of keys and values (grouped-query attention); must divide heads; null is as many as heads
+        tied_embeddings: use the embedding as the head too, one matrix for both
         rope_theta: base of the rotary angles
         compute_dtype: dtype of the matrix products; parameters, joins, norms, softmax and loss stay float32
         scan_layers: compile one layer and scan over it (true) or unroll all layers (false); same parameters
+        remat: full keeps only the stream between layers and computes each layer again in the backward pass
         places: replaces places of the recipe or single settings of them, e.g. {residual: {alpha_init: 0.1}}
     """
 
@@ -34,15 +37,23 @@ class ModelConfig:
     vocab: int
     context: int
     feed_forward: int | None = None
+    kv_heads: int | None = None
+    tied_embeddings: bool = False
     rope_theta: float = 10_000.0
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     scan_layers: bool = True
+    remat: Literal["none", "full"] = "none"
     places: dict[str, Any] = field(default_factory=dict)
 
     @property
     def feed_forward_width(self) -> int:
         """F, also where feed_forward is null."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
+
+    @property
+    def key_value_heads(self) -> int:
+        """G, also where kv_heads is null."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
 
 def phase_steps(count: int | None, fraction: float | None, steps: int) -> int:
@@ -132,6 +143,7 @@ class RunConfig:
         dir: run directory; null is runs/ + the name of the config
         stop_at_step: stop early, with a checkpoint, while the schedule stays that of run.steps
         log_every_steps: steps between two lines of metrics
+        instrument_every_steps: steps between two lines of instruments.jsonl (norms, α, updates, …); null is off
         eval_every_steps: steps between two evaluations; the last step is always evaluated
         checkpoint_every_steps: steps between two checkpoints; the last step is always saved
         keep_latest: newest checkpoints that are kept
@@ -144,6 +156,7 @@ class RunConfig:
     dir: str | None = None
     stop_at_step: int | None = None
     log_every_steps: int = 10
+    instrument_every_steps: int | None = None
     eval_every_steps: int = 100
     checkpoint_every_steps: int = 200
     keep_latest: int = 2

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from angpt_jax import optim, sharding
-from angpt_jax.arch import Arch, Sizes, override
+from angpt_jax import flops, optim, sharding
+from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
+from angpt_jax.instruments import make_observer
 from angpt_jax.model import Decoder
-from angpt_jax.nu import approximate_nu
+from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 
 
@@ -26,6 +27,7 @@ class Experiment:
     """All that the loop needs to make and shard a state; `abstract` carries shapes, dtypes and shardings."""
 
     model: Decoder
+    axes: Any
     tx: optax.GradientTransformation
     schedule: optax.Schedule
     mesh: Mesh
@@ -35,25 +37,26 @@ class Experiment:
     def shardings(self) -> TrainState:
         return jax.tree.map(lambda x: x.sharding, self.abstract)
 
+    def flops_per_token(self, context: int) -> int:
+        """Forward and backward."""
+        weights = flops.product_weights(self.abstract.params, self.axes, self.model.tied_embeddings)
+        return flops.training_flops_per_token(weights, self.model.sizes, context)
+
 
 def architecture(model: ModelConfig) -> tuple[Arch, Sizes]:
     """The recipe of `model.arch` for these sizes, with `model.places` replaced."""
     if model.arch not in RECIPES:
-        raise UserError(f"model.arch: unknown architecture, got {model.arch!r}; one of {', '.join(RECIPES)}")
+        raise UserError(f"model.arch: unknown architecture, got {model.arch!r}; {nearest(model.arch, RECIPES)}")
     sizes = Sizes(
         width=model.width,
         layers=model.layers,
         heads=model.heads,
         feed_forward=model.feed_forward_width,
         vocab=model.vocab,
+        kv_heads=model.kv_heads,
         rope_theta=model.rope_theta,
     )
-    recipe = RECIPES[model.arch](sizes)
-    arch = override(recipe, model.places)
-    if recipe.nu.activation != 1.0 and "activation" not in model.places.get("nu", {}):  # it follows another f
-        follows = approximate_nu(sizes.width, sizes.heads, sizes.feed_forward, arch.gate["activation"])
-        arch = replace(arch, nu=replace(arch.nu, activation=follows.activation))
-    return arch, sizes
+    return override(RECIPES[model.arch](sizes), model.places, sizes), sizes
 
 
 def resolved(config: Config) -> tuple[Config, Arch, Sizes]:
@@ -61,7 +64,7 @@ def resolved(config: Config) -> tuple[Config, Arch, Sizes]:
     arch, sizes = architecture(config.model)
     config = replace(
         config,
-        model=replace(config.model, feed_forward=sizes.feed_forward),
+        model=replace(config.model, feed_forward=sizes.feed_forward, kv_heads=sizes.key_value_heads),
         optim=optim.with_recommendations(config.optim, arch.optimizer),
     )
     return config, arch, sizes
@@ -74,6 +77,8 @@ def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
         sizes,
         dtype=jnp.dtype(config.model.compute_dtype),
         scan_layers=config.model.scan_layers,
+        remat=config.model.remat,
+        tied_embeddings=config.model.tied_embeddings,
         attend_across_documents=config.data.attend_across_documents,
     )
     tokens_BL = jax.ShapeDtypeStruct((1, config.model.context), jnp.int32)
@@ -92,7 +97,7 @@ def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
         opt_state=sharding.optimizer_shardings(tx, params, param_shardings, mesh),
     )
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-    return Experiment(model, tx, schedule, mesh, abstract)
+    return Experiment(model, axes, tx, schedule, mesh, abstract)
 
 
 def initial_state(built: Experiment, config: Config) -> TrainState:
@@ -101,10 +106,12 @@ def initial_state(built: Experiment, config: Config) -> TrainState:
     return init(config.run.seed, config.model.context)
 
 
-def compiled_step(built: Experiment, config: Config) -> Any:
-    """The compiled train step; it donates the state. Ahead of time, so that its memory can be asked."""
+def compiled_step(built: Experiment, config: Config, instruments: bool = False) -> Any:
+    """The compiled train step, with instruments or without; it donates the state. Ahead of time, so that its memory
+    can be asked."""
     shape = (config.data.batch_size, config.model.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(built.mesh))
-    step = make_train_step(built.model, built.tx, built.schedule)
+    observe = make_observer(built.axes, built.model.arch.constraint) if instruments else None
+    step = make_train_step(built.model, built.tx, built.schedule, observe)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, None))
     return jitted.lower(built.abstract, {"tokens": tokens, "segments": tokens}).compile()

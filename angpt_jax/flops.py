@@ -23,11 +23,18 @@ def parameter_count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def training_flops_per_token(sizes: Sizes, context: int) -> int:
-    """Forward and backward: 6 per weight of a matrix product (the embedding is a look-up), and attention's two
-    products over the whole L × L square, 12·N·D·L (PaLM, arXiv 2204.02311, appendix B)."""
-    per_layer = 4 * sizes.width**2 + 3 * sizes.width * sizes.feed_forward
-    weights = sizes.layers * per_layer + sizes.width * sizes.vocab
+def product_weights(params: Any, axes: Any, tied_embeddings: bool) -> int:
+    """Weights that a token is multiplied with: all matrices but the embedding, which is a look-up unless it is the
+    head too."""
+    sizes = jax.tree.map(
+        lambda w, axis: w.size if axis.is_matrix and (tied_embeddings or axis.role != "embedding") else 0, params, axes
+    )
+    return sum(jax.tree.leaves(sizes))
+
+
+def training_flops_per_token(weights: int, sizes: Sizes, context: int) -> int:
+    """Forward and backward: 6 per weight of a matrix product, and attention's two products over the whole L × L
+    square, 12·N·D·L (PaLM, arXiv 2204.02311, appendix B)."""
     return 6 * weights + 12 * sizes.layers * sizes.width * context
 
 

@@ -23,12 +23,14 @@ class StepReporter:
 
     Args:
         emit: takes each record that is due
+        emit_instruments: takes the record of each step that had instruments
         log_every_steps: steps between two records
         tokens_per_step: tokens of one batch over all devices
         flops_per_token: analytic, forward and backward
     """
 
     emit: Callable[[Record], None]
+    emit_instruments: Callable[[Record], None]
     log_every_steps: int
     tokens_per_step: int
     flops_per_token: int
@@ -44,9 +46,10 @@ class StepReporter:
         """Forgets the time since the last step: it went to an evaluation or a checkpoint."""
         self._mark = time.perf_counter()
 
-    def step_done(self, step: int, metrics: dict[str, jax.Array], last: bool = False) -> None:
+    def step_done(self, step: int, metrics: dict[str, Any], last: bool = False) -> None:
         """Waits for the metrics of `step`; raises if they are not finite; emits a record where one is due."""
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        values = jax.tree.map(lambda value: value.tolist(), jax.device_get(metrics))
+        instruments = values.pop("instruments", None)
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
                 raise DivergedError(
@@ -57,8 +60,10 @@ class StepReporter:
         self.step_seconds.append(now - self._mark)
         self._mark = now
         self._steps += 1
+        record = {"step": step, "tokens": step * self.tokens_per_step}
+        if instruments:
+            self.emit_instruments(record | instruments)
         if step % self.log_every_steps == 0 or last:
-            record = {"step": step, "tokens": step * self.tokens_per_step}
             record |= {name: values[name] for name in ("loss", "lr", "grad_norm")}
             self.emit(record | self._speed())
 
@@ -85,7 +90,7 @@ def run_steps(
     last_step: int,
     run: RunConfig,
     *,
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]],
+    train_step: Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]],
     next_batch: Callable[[], Batch],
     evaluate: Callable[[int, TrainState], None],
     save: Callable[[int, TrainState], None],
@@ -103,7 +108,7 @@ def run_steps(
         asked = time.perf_counter()
         batch = next_batch()
         reporter.waited_for_data(time.perf_counter() - asked)
-        state, metrics = train_step(state, batch)
+        state, metrics = train_step(step, state, batch)
         if pending:
             reporter.step_done(*pending)
         pending = (step, metrics)

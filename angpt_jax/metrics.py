@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: `metrics.jsonl` (one object a line) and TensorBoard."""
+"""Where the numbers of a run go: `metrics.jsonl`, `instruments.jsonl` (one object a line) and TensorBoard."""
 
 import json
 import math
@@ -12,25 +12,50 @@ from angpt_jax.files import write_whole
 Record = dict[str, Any]  # `step`, `tokens` and numbers; None where unknown
 
 
+class JsonLines:
+    """A file that grows by an object a line. Records of steps after `resumed_step`, which will be made again, go.
+
+    It is made with its first record.
+    """
+
+    def __init__(self, path: Path, resumed_step: int):
+        self._path, self._file = path, None
+        if path.exists():
+            kept = [record for record in read(path) if record["step"] <= resumed_step]
+            write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write(self, record: Record) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(_plain(record)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class MetricsWriter:
-    """Writes to a run directory. `resumed_step`: records of later steps, which will be made again, are dropped."""
+    """Writes to a run directory that goes on after `resumed_step`."""
 
     def __init__(self, directory: Path, resumed_step: int):
-        self._path = directory / "metrics.jsonl"
-        _keep_until(self._path, resumed_step)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._metrics = JsonLines(directory / "metrics.jsonl", resumed_step)
+        self._instruments = JsonLines(directory / "instruments.jsonl", resumed_step)
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=resumed_step + 1)
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._file.close()
+        self._metrics.close()
+        self._instruments.close()
         self._board.close()
 
+    def write_instruments(self, record: Record) -> None:
+        self._instruments.write(record)
+
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}) + "\n")
-        self._file.flush()
+        self._metrics.write(record)
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
                 self._board.add_scalar(name, value, record["step"])
@@ -44,12 +69,10 @@ def read(path: Path) -> list[Record]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Rewrites the file without the records after `step`."""
-    kept = [record for record in read(path) if record["step"] <= step]
-    write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
-
-
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: a non-finite number becomes its name."""
+    """JSON has no NaN: a non-finite number becomes its name, wherever it stands."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

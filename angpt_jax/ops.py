@@ -29,6 +29,13 @@ def rms_norm(x: Array, epsilon: float) -> Array:
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
+def layer_norm(x: Array, epsilon: float) -> Array:
+    """(x − mean x) / √(var x + ε) over the last axis, in float32 (arXiv 1607.06450)."""
+    x = x.astype(jnp.float32)
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+
+
 def unit_norm(x: Array, epsilon: float = 1e-12) -> Array:
     """x / √(Σ x² + ε) over the last axis, in float32."""
     x = x.astype(jnp.float32)
@@ -56,12 +63,31 @@ def attention_mask(length: int, segments_BL: Array | None) -> Array:
     return causal_1LL & (segments_BL[:, :, None] == segments_BL[:, None, :])
 
 
-def attention(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, mask_BLL: Array, scale: float) -> Array:
-    """softmax(scale · q kᵀ) v over the visible keys; scores and softmax in float32."""
+def attention_weights(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
+    """weights_BHLM = softmax(scale · q kᵀ) over the visible keys, in float32; G key heads serve H/G queries each."""
+    k_BLHK = repeat_heads(k_BLGK, q_BLHK.shape[2])
     scores = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BLHK, preferred_element_type=jnp.float32) * scale
-    scores = jnp.where(mask_BLL[:, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BLHK.dtype)
-    return jnp.einsum("bhlm,bmhk->blhk", weights, v_BLHK, preferred_element_type=jnp.float32).astype(v_BLHK.dtype)
+    return jax.nn.softmax(jnp.where(mask_BLL[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+
+
+def attention(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
+    """softmax(scale · q kᵀ) v over the visible keys; scores and softmax in float32."""
+    weights = attention_weights(q_BLHK, k_BLGK, mask_BLL, scale).astype(v_BLGK.dtype)
+    v_BLHK = repeat_heads(v_BLGK, q_BLHK.shape[2])
+    return jnp.einsum("bhlm,bmhk->blhk", weights, v_BLHK, preferred_element_type=jnp.float32).astype(v_BLGK.dtype)
+
+
+def repeat_heads(x_BLGK: Array, heads: int) -> Array:
+    """x_BLHK: each of the G heads stands H/G times, side by side (grouped queries, arXiv 2305.13245)."""
+    batch, length, groups, width = x_BLGK.shape
+    repeated = jnp.broadcast_to(x_BLGK[:, :, :, None], (batch, length, groups, heads // groups, width))
+    return repeated.reshape(batch, length, heads, width)
+
+
+def attention_entropy(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
+    """entropy_BHL of each query's weights, −Σ p ln p, in nats."""
+    weights = attention_weights(q_BLHK, k_BLGK, mask_BLL, scale)
+    return -jnp.sum(jax.scipy.special.xlogy(weights, weights), axis=-1)
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:

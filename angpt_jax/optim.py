@@ -1,6 +1,7 @@
 """The Optax chain: (clip) → Adam → (decay) → learning rate → constraint. The constraint is the last link, so that
 `params + update` lies in the set that the architecture asks for."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import optax
 from jax import Array
 
 from angpt_jax.arch import Constraint, Recommended
-from angpt_jax.axes import Axes, Side
+from angpt_jax.axes import LAYERS, Along, Axes
 from angpt_jax.config import OptimConfig, phase_steps
 
 
@@ -60,7 +61,7 @@ def build(
     return optax.chain(*links)
 
 
-def project_rows_to_unit_ball(axes: Any, along: Side = "inputs") -> optax.GradientTransformation:
+def project_rows_to_unit_ball(axes: Any, along: Along = "inputs") -> optax.GradientTransformation:
     r"""Modifies the updates to keep every row of every matrix inside the unit ball.
 
     For a row :math:`w` of a matrix and its update :math:`u`, the new update is
@@ -73,7 +74,8 @@ def project_rows_to_unit_ball(axes: Any, along: Side = "inputs") -> optax.Gradie
 
     Args:
       axes: a tree like the parameters with an :class:`angpt_jax.axes.Axes` for each.
-      along: which vectors are rows: ``"inputs"`` (rows of W, the vectors that meet the input) or ``"embed"``.
+      along: which vectors are rows: ``"inputs"`` (rows of W, the vectors that meet the input), ``"embed"``, or
+        ``"matrix"``: one matrix as a whole, whose Frobenius norm is held to that of a matrix with unit rows.
 
     Returns:
       A :class:`optax.GradientTransformation`. Its ``update`` needs ``params`` and comes last in a chain.
@@ -103,7 +105,7 @@ def project_rows_to_unit_ball(axes: Any, along: Side = "inputs") -> optax.Gradie
     return _constrain(project, axes, along)
 
 
-def normalize_rows_to_unit_sphere(axes: Any, along: Side = "embed") -> optax.GradientTransformation:
+def normalize_rows_to_unit_sphere(axes: Any, along: Along = "embed") -> optax.GradientTransformation:
     r"""Modifies the updates to keep every row of every matrix on the unit sphere.
 
     For a row :math:`w` of a matrix and its update :math:`u`, the new update is
@@ -115,7 +117,7 @@ def normalize_rows_to_unit_sphere(axes: Any, along: Side = "embed") -> optax.Gra
 
     Args:
       axes: a tree like the parameters with an :class:`angpt_jax.axes.Axes` for each.
-      along: which vectors are rows: ``"embed"`` (the embedding dimension, as in nGPT) or ``"inputs"``.
+      along: which vectors are rows: ``"embed"`` (the embedding dimension, as in nGPT), ``"inputs"`` or ``"matrix"``.
 
     Returns:
       A :class:`optax.GradientTransformation`. Its ``update`` needs ``params`` and comes last in a chain.
@@ -145,7 +147,7 @@ def normalize_rows_to_unit_sphere(axes: Any, along: Side = "embed") -> optax.Gra
 
 
 def _constrain(
-    constrained: Callable[[Array, Array, Array, Array], Array], axes: Any, along: Side
+    constrained: Callable[[Array, Array, Array, Array], Array], axes: Any, along: Along
 ) -> optax.GradientTransformation:
     """`constrained(w, u, w + u, squared norms of its rows)`, in float32, for every matrix; other updates pass."""
 
@@ -158,9 +160,21 @@ def _constrain(
                 return u
             w, dtype, u = w.astype(jnp.float32), u.dtype, u.astype(jnp.float32)
             moved = w + u
-            square = jnp.sum(jnp.square(moved), axis=axis.along(along), keepdims=True)
-            return constrained(w, u, moved, square).astype(dtype)
+            return constrained(w, u, moved, squared_norms(moved, axis, along)).astype(dtype)
 
         return jax.tree.map(one, axes, params, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def squared_norms(w: Array, axis: Axes, along: Along) -> Array:
+    """Σ w² over each vector that `along` names, axes kept; of a whole matrix: the mean over its rows."""
+    square = jnp.sum(jnp.square(w), axis=axis.along(along), keepdims=True)
+    return square / rows(w.shape, axis) if along == "matrix" else square
+
+
+def rows(shape: tuple[int, ...], axis: Axes) -> int:
+    """Number of rows of W in one layer: its entries that do not lie on the input side."""
+    return math.prod(
+        size for size, name in zip(shape, axis.names, strict=True) if name != LAYERS and name not in axis.inputs
+    )

@@ -1,9 +1,12 @@
 """How a recipe names what fills a place: a class and its settings, hashable and equal by value."""
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-NOT_SETTINGS = {"parent", "name"}  # fields that every linen module has
+NOT_SETTINGS = {"parent", "name", "axis"}  # what every linen module has, and what the skeleton says of a norm's place
+Sublayer = Literal["attention", "mlp"]
+# What becomes of a factor c in front of a part: f(c·x) is c·f(x), or f(x) but for ε, or neither.
+Factor = Literal["kept", "removed", "seen"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,10 @@ class Part:
         """The object itself; `name=` is passed for linen modules."""
         return self.kind(**dict(self.settings), **extra)
 
+    def at(self, sublayer: Sublayer) -> "Part":
+        """What fills the place in this sublayer: the same in both."""
+        return self
+
     def __getitem__(self, setting: str) -> Any:
         """The value of a setting, given or default."""
         return dict(self.settings).get(setting, getattr(self.kind, setting, None))
@@ -31,6 +38,20 @@ class Part:
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings)
         return f"{self.kind.__name__}({settings})"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A place that attention and MLP fill with different parts."""
+
+    attention: Part
+    mlp: Part
+
+    def at(self, sublayer: Sublayer) -> Part:
+        return self.attention if sublayer == "attention" else self.mlp
+
+    def __str__(self) -> str:
+        return f"attention: {self.attention}, mlp: {self.mlp}"
 
 
 def part(kind: type, **settings: Any) -> Part:

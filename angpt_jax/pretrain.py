@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from angpt_jax.files import write_whole
 from angpt_jax.loop import StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter
 from angpt_jax.progress import ProgressReport
-from angpt_jax.step import TrainState
+from angpt_jax.step import Batch, TrainState
 from angpt_jax.stopping import StopRequest
 
 EXIT_STOPPED = 75  # a signal came and a checkpoint was written: run me again
@@ -129,7 +130,7 @@ def run_job(
     first_step, config = int(state.step), job.config
     put = sharding.batch_putter(job.built.mesh)
     began = time.perf_counter()
-    train_step = experiment.compiled_step(job.built, config)
+    train_step = compiled_steps(job)
     compile_seconds = time.perf_counter() - began
     window_nats = make_window_nats(job.built.model)
     validation = pipeline.validation_windows(
@@ -153,9 +154,10 @@ def run_job(
 
     reporter = StepReporter(
         emit,
+        lambda record: writer.write_instruments(record),
         config.run.log_every_steps,
         job.tokens_per_step,
-        flops.training_flops_per_token(job.sizes, config.model.context),
+        job.built.flops_per_token(config.model.context),
     )
     with MetricsWriter(job.directory, first_step) as writer, ProgressReport(first_step, job.last_step) as progress:
         state, stopped_by = run_steps(
@@ -174,6 +176,15 @@ def run_job(
     summary = summarize(job, int(state.step), evaluations[-1] if evaluations else None, step_seconds) | ending
     write_whole(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
     return stopped_by
+
+
+def compiled_steps(job: Job) -> Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+    """number of the step, state, batch → state and metrics, with instruments where they are due."""
+    plain, every = experiment.compiled_step(job.built, job.config), job.config.run.instrument_every_steps
+    if every is None:
+        return lambda step, state, batch: plain(state, batch)
+    instrumented = experiment.compiled_step(job.built, job.config, instruments=True)
+    return lambda step, state, batch: (plain if step % every else instrumented)(state, batch)
 
 
 def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: float) -> dict[str, Any]:

@@ -32,12 +32,14 @@ def _counts(config: Config) -> Iterator[str]:
         ("model.vocab", model.vocab, 1),
         ("model.context", model.context, 2),
         ("model.feed_forward", model.feed_forward, 1),
+        ("model.kv_heads", model.kv_heads, 1),
         ("optim.warmup_steps", config.optim.warmup_steps, 0),
         ("optim.decay_steps", config.optim.decay_steps, 1),
         ("data.batch_size", data.batch_size, 1),
         ("data.validation_tokens", data.validation_tokens, 1),
         ("run.steps", run.steps, 1),
         ("run.log_every_steps", run.log_every_steps, 1),
+        ("run.instrument_every_steps", run.instrument_every_steps, 1),
         ("run.eval_every_steps", run.eval_every_steps, 1),
         ("run.checkpoint_every_steps", run.checkpoint_every_steps, 1),
         ("run.keep_latest", run.keep_latest, 2),
@@ -100,6 +102,9 @@ def _heads(model: ModelConfig) -> Iterator[str]:
     if width >= 1 and heads >= 1 and width % (2 * heads):
         near = _near(width, 2 * heads)
         yield f"model.width: must be an even multiple of model.heads, got {width} with {heads} heads; {near}"
+    if heads >= 1 and model.key_value_heads >= 1 and heads % model.key_value_heads:
+        divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        yield f"model.kv_heads: must divide model.heads, got {model.kv_heads} with {heads} heads; one of {divisors}"
 
 
 def _near(value: int, step: int) -> str:
@@ -169,9 +174,11 @@ def _fit(config: Config, devices: int | None) -> Iterator[str]:
         if parts and value % parts:
             near = _near(value, math.lcm(parts, step))
             yield f"{key}: must be a multiple of {divisor}, got {value} with {parts}; {near}"
-    if tensor and model.heads % tensor:
-        near = f"mesh.tensor {math.gcd(model.heads, tensor)} would do"
-        yield f"model.heads: must be a multiple of mesh.tensor, got {model.heads} with {tensor}; {near}"
+    for key, heads in (("model.heads", model.heads), ("model.kv_heads", model.key_value_heads)):
+        if tensor and heads % tensor:
+            near = f"mesh.tensor {math.gcd(heads, tensor)} would do"
+            yield f"{key}: must be a multiple of mesh.tensor, got {heads} with {tensor}; {near}"
+            break
     if fsdp and tensor and not config.dry_run:
         yield from _memory(model, fsdp * tensor)
 
@@ -202,7 +209,8 @@ def _mesh_shape(mesh: MeshConfig, devices: int | None) -> tuple[int | None, ...]
 
 def _memory(model: ModelConfig, parts: int) -> Iterator[str]:
     """A model is refused if the float32 parameters alone, split into `parts`, exceed 80 % of this machine's memory."""
-    layer = 4 * model.width**2 + 3 * model.width * model.feed_forward_width
+    shared = model.key_value_heads / model.heads  # of the maps of keys and values
+    layer = (2 + 2 * shared) * model.width**2 + 3 * model.width * model.feed_forward_width
     needed = 4 * (2 * model.vocab * model.width + model.layers * layer) / parts
     there = 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:

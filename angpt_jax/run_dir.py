@@ -26,6 +26,7 @@ FREE = {
     "run.checkpoint_every_steps",
     "run.dir",
     "run.eval_every_steps",
+    "run.instrument_every_steps",
     "run.keep_every_steps",
     "run.keep_latest",
     "run.log_every_steps",

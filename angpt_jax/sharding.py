@@ -17,6 +17,7 @@ RULES: dict[str, str | None] = {
     "embed": "fsdp",
     "vocab": "tensor",
     "heads": "tensor",
+    "kv_heads": "tensor",
     "feed_forward": "tensor",
     "head_dim": None,
     "layers": None,

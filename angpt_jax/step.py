@@ -1,6 +1,7 @@
 """One optimizer step as a pure function of the state and a batch."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import optax
 from jax import Array
 
 from angpt_jax import ops
+from angpt_jax.measure import COLLECTION
 
 Batch = dict[str, Array]  # tokens and segments, int32 (B, L+1): targets are the tokens shifted by one
 
@@ -38,21 +40,48 @@ def first_state(tx: optax.GradientTransformation, params: Any) -> TrainState:
 
 def nats(model: nn.Module, params: Any, batch: Batch) -> Array:
     """Cross-entropy nats_BL of every target of the batch."""
+    return _nats_and_measured(model, params, batch, measured=False)[0]
+
+
+def _nats_and_measured(model: nn.Module, params: Any, batch: Batch, measured: bool) -> tuple[Array, Any]:
+    """nats_BL, and what the model tells of its insides (nothing unless `measured`)."""
     tokens, segments = batch["tokens"], batch["segments"]
-    logits_BLV = model.apply({"params": params}, tokens[:, :-1], segments[:, :-1])
-    return ops.cross_entropy(cast(Array, logits_BLV), tokens[:, 1:])
+    mutable = [COLLECTION] if measured else []
+    logits_BLV, seen = model.apply({"params": params}, tokens[:, :-1], segments[:, :-1], mutable=mutable)
+    return ops.cross_entropy(cast(Array, logits_BLV), tokens[:, 1:]), seen.get(COLLECTION, {})
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one step has in hand: trees of parameters before and after it, gradients, and the model's measurements."""
+
+    before: Any
+    after: Any
+    gradients: Any
+    opt_state: optax.OptState
+    measured: Any
 
 
 def make_train_step(
-    model: nn.Module, tx: optax.GradientTransformation, schedule: optax.Schedule
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """state, batch → state after one step, and the loss, gradient norm and learning rate of that step."""
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    observe: Callable[[Observation], Any] | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+    """state, batch → state after one step, and the loss, gradient norm and learning rate of that step; with `observe`
+    also what that makes of the step, as `instruments`."""
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        loss, gradients = jax.value_and_grad(lambda params: nats(model, params, batch).mean())(state.params)
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        def mean_nats(params: Any) -> tuple[Array, Any]:
+            nats_BL, measured = _nats_and_measured(model, params, batch, measured=observe is not None)
+            return nats_BL.mean(), measured
+
+        (loss, measured), gradients = jax.value_and_grad(mean_nats, has_aux=True)(state.params)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(state.step)}
         params = optax.apply_updates(state.params, updates)
+        if observe:
+            metrics["instruments"] = observe(Observation(state.params, params, gradients, opt_state, measured))
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step

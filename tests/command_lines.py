@@ -19,11 +19,14 @@ mesh:
 run: {steps: 100}
 """
 RUN_KEYS = (
-    "steps, dir, stop_at_step, log_every_steps, eval_every_steps, checkpoint_every_steps, keep_latest, "
-    "keep_every_steps, seed, resume"
+    "steps, dir, stop_at_step, log_every_steps, instrument_every_steps, eval_every_steps, checkpoint_every_steps, "
+    "keep_latest, keep_every_steps, seed, resume"
 )
 TOP_KEYS = "model, optim, data, run, mesh, dry_run"
-MODEL_KEYS = "arch, width, layers, heads, vocab, context, feed_forward, rope_theta, compute_dtype, scan_layers, places"
+MODEL_KEYS = (
+    "arch, width, layers, heads, vocab, context, feed_forward, kv_heads, tied_embeddings, rope_theta, compute_dtype, "
+    "scan_layers, remat, places"
+)
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,31 @@
-"""NumPy float64 reference of the forward passes of anGPT, GPT+ and nGPT, written from their equations alone.
+"""NumPy float64 reference of anGPT, GPT+ and nGPT, written from their equations alone; the rest: `reference_designs`.
 
-Nothing here comes from `angpt_jax`, so that the JAX models can be checked against it. W has shape (out, in), and
-every learnable scale is given in its effective value. D is the model width, H the number of heads, K the head width,
-F the feed-forward width, V the vocabulary. Parameters are a plain dict: `embedding` and `head` (V, D), and `layers`,
-a list of dicts with `query`, `key`, `value` (H*K, D), `attention_out` (D, H*K), `up`, `gate` (F, D), `down` (D, F);
-the scales of each architecture:
+Nothing here comes from `angpt_jax`, so that the JAX models can be checked against it. D is the model width, H and G the
+numbers of heads of queries and of keys and values, K the head width, F the feed-forward width, V the vocabulary.
 
-* anGPT: per layer `alpha_attention`, `alpha_mlp` (D,); top level `logit_scale` (V,).
-* GPT+: per layer `attention_norm`, `mlp_norm` (D,), with QK-norm also `query_norm`, `key_norm` (K,); top level
-  `final_norm` (D,).
-* nGPT: per layer `alpha_attention`, `alpha_mlp` (D,), `query_key_scale` (H, K), `up_scale`, `gate_scale` (F,); top
-  level `logit_scale` (V,).
+Parameters are plain dicts. Matrices are (out, in): `embedding` and `head` (V, D), and in each dict of the list `layers`
+`query` (H*K, D), `key`, `value` (G*K, D), `attention_out` (D, H*K), `up`, `gate` (F, D), `down` (D, F). Scales, gains
+and biases, in their effective value, stand in one dict for each norm, join or head: `layer["mlp_norm"]["gain"]`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.random import Generator
 
 Array = np.ndarray
 Params = dict[str, Any]
+QUERY_KEY_VALUE = ("query", "key", "value")
 
 
-def as_float64(tree: Any) -> Any:
-    """The same tree of dicts and lists with every leaf a float64 array."""
-    if isinstance(tree, dict):
-        return {name: as_float64(value) for name, value in tree.items()}
-    return [as_float64(value) for value in tree] if isinstance(tree, list) else np.asarray(tree, dtype=np.float64)
+class Sequence(NamedTuple):
+    """One sequence of T tokens and how it is attended to; `segments` parts it into documents."""
+
+    tokens: Array
+    heads: int
+    theta: float = 10_000.0
+    segments: Array | None = None
 
 
 def silu(x: Array) -> Array:
@@ -44,9 +43,14 @@ def unit(x: Array, eps: float = 1e-12) -> Array:
     return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + eps)
 
 
-def split_heads(x: Array, heads: int) -> Array:
+def split_heads(x: Array, width: int) -> Array:
     """(T, H*K) → (H, T, K): entries h*K … (h+1)*K are head h."""
-    return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
+    return x.reshape(len(x), -1, width).transpose(1, 0, 2)
+
+
+def heads_of(layer: Params, name: str, x: Array, s: Sequence) -> Array:
+    """W x, split in heads of the width that the queries have."""
+    return split_heads(x @ layer[name].T, len(layer["query"]) // s.heads)
 
 
 def rope(x: Array, theta: float) -> Array:
@@ -60,17 +64,19 @@ def rope(x: Array, theta: float) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array, scale: float, segments: Array | None) -> Array:
-    """softmax(scale · q kᵀ + mask) v for (H, T, K), heads put side by side: (T, H*K)."""
+    """softmax(scale · q kᵀ + mask) v for q (H, T, K), heads put side by side: (T, H*K); query h sees head h·G/H."""
     allowed = np.tri(q.shape[1], dtype=bool)
     if segments is not None:
         segments = np.asarray(segments)
         allowed &= segments[:, None] == segments[None, :]
+    k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
     scores = np.where(allowed, scale * q @ k.transpose(0, 2, 1), -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return (weights @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
 
+@cache
 def nu_angpt(width: int, head_width: int, feed_forward: int) -> dict[str, float]:
     """The constants ν of anGPT; ν_acf = 1/√E[SiLU(s·g)²], g ~ N(0,1), s = √(d/f), by the trapezoid rule."""
     g = np.linspace(-12.0, 12.0, 200_001)
@@ -86,82 +92,106 @@ def nu_angpt(width: int, head_width: int, feed_forward: int) -> dict[str, float]
 
 
 def lerp(h: Array, x: Array, alpha: Array) -> Array:
-    """ν(α) ⊙ (h + α ⊙ (x − h)) with ν(α) = 1/√(α² + (1−α)²) and α = |alpha|."""
-    alpha = np.abs(alpha)
-    return (h + alpha * (x - h)) / np.sqrt(alpha**2 + (1 - alpha) ** 2)
+    """h + α ⊙ (x − h)."""
+    return h + alpha * (x - h)
 
 
-def forward_angpt(params: Params, tokens: Array, heads: int, theta: float, segments: Array | None) -> Array:
-    """anGPT: no norm anywhere; h ← ν(α) ⊙ (h + α ⊙ (x − h)); logits = s_Z ⊙ W_head h."""
-    h = params["embedding"][tokens]
+def approximate_lerp(h: Array, x: Array, alpha: Array) -> Array:
+    """ν(α) ⊙ (h + α ⊙ (x − h)) with ν(α) = 1/√(α² + (1−α)²)."""
+    return lerp(h, x, alpha) / np.sqrt(alpha**2 + (1 - alpha) ** 2)
+
+
+def exact_lerp(h: Array, x: Array, alpha: Array) -> Array:
+    """Norm(h + α ⊙ (x − h))."""
+    return unit(lerp(h, x, alpha))
+
+
+def angpt(
+    params: Params,
+    s: Sequence,
+    join: Callable[[Array, Array, Array], Array] = approximate_lerp,
+    sign: Callable[[Array], Array] = np.abs,
+    scale_per: str = "vocab",
+) -> Array:
+    """anGPT: no norm anywhere; h ← ν(α) ⊙ (h + α ⊙ (x − h)), α = |s|; logits = s_Z ⊙ W_head h, or W_head (s_Z ⊙ h)."""
+    h = params["embedding"][s.tokens]
     width = h.shape[-1]
     for layer in params["layers"]:
-        head_width = len(layer["query"]) // heads
+        head_width = len(layer["query"]) // s.heads
         nu = nu_angpt(width, head_width, len(layer["up"]))
 
-        q, k, v = (nu["nu_qkv"] * split_heads(h @ layer[name].T, heads) for name in ("query", "key", "value"))
-        y = attention(rope(q, theta), rope(k, theta), v, np.sqrt(head_width), segments)
-        h = lerp(h, nu["nu_p"] * y @ layer["attention_out"].T, layer["alpha_attention"])
+        q, k, v = (nu["nu_qkv"] * heads_of(layer, name, h, s) for name in QUERY_KEY_VALUE)
+        y = attention(rope(q, s.theta), rope(k, s.theta), v, np.sqrt(head_width), s.segments)
+        h = join(h, nu["nu_p"] * y @ layer["attention_out"].T, sign(layer["attention_residual"]["alpha"]))
 
         u, z = (nu["nu_uz"] * h @ layer[name].T for name in ("up", "gate"))
         a = nu["nu_acf"] * u * silu(np.sqrt(width) * z)
-        h = lerp(h, nu["nu_d"] * a @ layer["down"].T, layer["alpha_mlp"])
-    return params["logit_scale"] * (h @ params["head"].T)
+        h = join(h, nu["nu_d"] * a @ layer["down"].T, sign(layer["mlp_residual"]["alpha"]))
+    scale = params["logits"]["logit_scale"]
+    return scale * (h @ params["head"].T) if scale_per == "vocab" else (scale * h) @ params["head"].T
 
 
-def forward_gpt_plus(
-    params: Params, tokens: Array, heads: int, theta: float, segments: Array | None, qk_norm: bool
-) -> Array:
-    """GPT+: h ← h + f(RMSNorm(h)) for attention and SwiGLU; logits = W_head RMSNorm(h)."""
-    h = params["embedding"][tokens]
-    for layer in params["layers"]:
-        x = rms_norm(h, layer["attention_norm"])
-        q, k, v = (split_heads(x @ layer[name].T, heads) for name in ("query", "key", "value"))
-        if qk_norm:
-            q, k = rms_norm(q, layer["query_norm"]), rms_norm(k, layer["key_norm"])
-        y = attention(rope(q, theta), rope(k, theta), v, 1 / np.sqrt(q.shape[-1]), segments)
-        h = h + y @ layer["attention_out"].T
+def ngpt(params: Params, s: Sequence) -> Array:
+    """nGPT: h ← Norm(h + α ⊙ (Norm(x) − h)), q and k ← s_qk ⊙ Norm(RoPE(·)); logits = s_Z ⊙ W_head h.
 
-        x = rms_norm(h, layer["mlp_norm"])
-        h = h + (x @ layer["up"].T * silu(x @ layer["gate"].T)) @ layer["down"].T
-    return rms_norm(h, params["final_norm"]) @ params["head"].T
-
-
-def forward_ngpt(params: Params, tokens: Array, heads: int, theta: float, segments: Array | None) -> Array:
-    """nGPT: h ← Norm(h + α ⊙ (Norm(x) − h)), q and k ← s_qk ⊙ Norm(RoPE(·)); logits = s_Z ⊙ W_head h."""
-    h = params["embedding"][tokens]
+    With grouped queries, a head of keys has the s_qk of the first head of queries that it serves.
+    """
+    h = params["embedding"][s.tokens]
     width = h.shape[-1]
     for layer in params["layers"]:
-        q, k, v = (split_heads(h @ layer[name].T, heads) for name in ("query", "key", "value"))
-        s_qk = layer["query_key_scale"][:, None, :]
-        q, k = s_qk * unit(rope(q, theta)), s_qk * unit(rope(k, theta))
-        y = attention(q, k, v, np.sqrt(q.shape[-1]), segments)
-        h = unit(h + np.abs(layer["alpha_attention"]) * (unit(y @ layer["attention_out"].T) - h))
+        q, k, v = (heads_of(layer, name, h, s) for name in QUERY_KEY_VALUE)
+        s_q = layer["qk"]["query_key_scale"]
+        s_k = np.array([s_q[g * len(q) // len(k)] for g in range(len(k))])
+        q, k = s_q[:, None, :] * unit(rope(q, s.theta)), s_k[:, None, :] * unit(rope(k, s.theta))
+        y = attention(q, k, v, np.sqrt(q.shape[-1]), s.segments)
+        h = exact_lerp(h, unit(y @ layer["attention_out"].T), np.abs(layer["attention_residual"]["alpha"]))
 
-        u = layer["up_scale"] * (h @ layer["up"].T)
-        z = np.sqrt(width) * layer["gate_scale"] * (h @ layer["gate"].T)
-        h = unit(h + np.abs(layer["alpha_mlp"]) * (unit(u * silu(z) @ layer["down"].T) - h))
-    return params["logit_scale"] * (h @ params["head"].T)
+        u = layer["gating"]["up_scale"] * (h @ layer["up"].T)
+        z = np.sqrt(width) * layer["gating"]["gate_scale"] * (h @ layer["gate"].T)
+        h = exact_lerp(h, unit(u * silu(z) @ layer["down"].T), np.abs(layer["mlp_residual"]["alpha"]))
+    return params["logits"]["logit_scale"] * (h @ params["head"].T)
 
 
-def forward(
-    arch: str,
-    params: Params,
-    tokens: Array,
-    heads: int,
-    rope_theta: float = 10000.0,
-    segments: Array | None = None,
-    qk_norm: bool = True,
+def gpt_heads(
+    layer: Params, x: Array, s: Sequence, qk_norm: bool = True, value: Callable[[Array], Array] | None = None
 ) -> Array:
-    """Logits (T, V) of one sequence (T,); `segments` parts it into documents; `qk_norm` is read by GPT+ only."""
-    params, tokens = as_float64(params), np.asarray(tokens)
-    if arch == "angpt":
-        return forward_angpt(params, tokens, heads, rope_theta, segments)
-    if arch == "gpt_plus":
-        return forward_gpt_plus(params, tokens, heads, rope_theta, segments, qk_norm)
-    if arch == "ngpt":
-        return forward_ngpt(params, tokens, heads, rope_theta, segments)
-    raise ValueError(f"unknown architecture {arch!r}: angpt, gpt_plus or ngpt")
+    """softmax(q kᵀ/√K) v, heads side by side, q and k rotated, with QK-norm before that."""
+    q, k, v = (heads_of(layer, name, x, s) for name in QUERY_KEY_VALUE)
+    if qk_norm:
+        q, k = rms_norm(q, layer["qk"]["query_gain"]), rms_norm(k, layer["qk"]["key_gain"])
+    v = value(v) if value else v
+    return attention(rope(q, s.theta), rope(k, s.theta), v, 1 / np.sqrt(q.shape[-1]), s.segments)
+
+
+def qk_norm_attention(layer: Params, x: Array, s: Sequence) -> Array:
+    """Attention of GPT+."""
+    return gpt_heads(layer, x, s) @ layer["attention_out"].T
+
+
+def plain_attention(layer: Params, x: Array, s: Sequence) -> Array:
+    """Attention without QK-norm."""
+    return gpt_heads(layer, x, s, qk_norm=False) @ layer["attention_out"].T
+
+
+def swiglu(layer: Params, x: Array) -> Array:
+    """W_down (W_up x ⊙ SiLU(W_gate x))."""
+    return (x @ layer["up"].T * silu(x @ layer["gate"].T)) @ layer["down"].T
+
+
+def pre_norm(
+    params: Params,
+    s: Sequence,
+    norm: Callable[..., Array] = rms_norm,
+    attend: Callable[[Params, Array, Sequence], Array] = qk_norm_attention,
+    mlp: Callable[[Params, Array], Array] = swiglu,
+    embedding_gain: float | Array = 1.0,
+) -> Array:
+    """h ← h + f(norm(h)) for attention and MLP; logits = W_head norm(h). GPT+ with RMSNorm, QK-norm and SwiGLU."""
+    h = embedding_gain * params["embedding"][s.tokens]
+    for layer in params["layers"]:
+        h = h + attend(layer, norm(h, **layer["attention_norm"]), s)
+        h = h + mlp(layer, norm(h, **layer["mlp_norm"]))
+    return norm(h, **params["final_norm"]) @ params["head"].T
 
 
 def loss(logits: Array, targets: Array) -> float:
@@ -170,30 +200,3 @@ def loss(logits: Array, targets: Array) -> float:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_z = np.log(np.exp(shifted).sum(axis=-1))
     return float(np.mean(log_z - shifted[np.arange(len(targets)), targets]))
-
-
-def random_params(
-    arch: str, rng: Generator, vocab: int, width: int, heads: int, feed_forward: int, layers: int, qk_norm: bool = True
-) -> Params:
-    """Random weights with unit rows, and scales away from their initial values, so that a missing one shows."""
-
-    def around_one(spread: float, *shape: int) -> Array:
-        return rng.uniform(1 - spread, 1 + spread, shape)
-
-    shapes = {name: (width, width) for name in ("query", "key", "value", "attention_out")}
-    shapes |= {"up": (feed_forward, width), "gate": (feed_forward, width), "down": (width, feed_forward)}
-    params: Params = {name: unit(rng.standard_normal((vocab, width))) for name in ("embedding", "head")}
-    params["layers"] = [{name: unit(rng.standard_normal(s)) for name, s in shapes.items()} for _ in range(layers)]
-    params |= {"final_norm": around_one(0.2, width)} if arch == "gpt_plus" else {"logit_scale": around_one(0.3, vocab)}
-    for layer in params["layers"]:
-        if arch == "gpt_plus":
-            layer |= {name: around_one(0.2, width) for name in ("attention_norm", "mlp_norm")}
-            if qk_norm:
-                layer |= {name: around_one(0.2, width // heads) for name in ("query_norm", "key_norm")}
-        else:
-            for name in ("alpha_attention", "alpha_mlp"):
-                layer[name] = rng.uniform(0.05, 0.4, width) * rng.choice([-1.0, 1.0], width)
-        if arch == "ngpt":
-            layer["query_key_scale"] = around_one(0.3, heads, width // heads)
-            layer |= {name: around_one(0.3, feed_forward) for name in ("up_scale", "gate_scale")}
-    return params

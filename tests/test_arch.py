@@ -6,18 +6,22 @@ from dataclasses import replace
 import pytest
 from conftest import SIZES
 
-from angpt_jax.arch import Constraint, override
+from angpt_jax.arch import Constraint
 from angpt_jax.archs import RECIPES
 from angpt_jax.archs.angpt import angpt
-from angpt_jax.archs.ngpt import ngpt
 from angpt_jax.config import ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import architecture
 from angpt_jax.part import part
 from angpt_jax.parts import PARTS, qk, residual
+from angpt_jax.places import override
 
 ANGPT = angpt(SIZES)
-PLACES = "input_norm, qk, gate, residual, final_norm, head, init, nu, constraint"
+PLACES = (
+    "init, embedding_norm, input_norm, qk, value, gate, hidden_norm, branch_norm, residual, final_norm, head, nu, "
+    "constraint"
+)
+NUMBERS = "; or one of 1/layers, sqrt(width), 1/sqrt(width), sqrt(head_width), 1/sqrt(head_width)"
 WRONG = {
     "unknown place": (
         {"spam": {}},
@@ -31,10 +35,6 @@ WRONG = {
         {"qk": "qk_norm"},
         "model.places.qk: expected a mapping of settings, got 'qk_norm'; e.g. {part: NAME}",
     ),
-    "null": (
-        {"nu": None},
-        "model.places.nu: expected a mapping of settings, got None; e.g. {part: NAME}",
-    ),
     "unknown part": (
         {"head": {"part": "spam"}},
         "model.places.head.part: unknown part, got 'spam'; one of plain, scaled",
@@ -45,7 +45,8 @@ WRONG = {
     ),
     "part of another place": (
         {"residual": {"part": "qk_norm"}},
-        "model.places.residual.part: unknown part, got 'qk_norm'; one of add, approximate_lerp, exact_lerp",
+        "model.places.residual.part: unknown part, got 'qk_norm'; one of add, normed_add, lerp, approximate_lerp, "
+        "exact_lerp, geodesic",
     ),
     "part that is a list": (
         {"head": {"part": ["plain"]}},
@@ -53,7 +54,8 @@ WRONG = {
     ),
     "unknown setting": (
         {"residual": {"spam": 1.0}},
-        "model.places.residual.spam: unknown setting, got 'spam'; one of alpha_init, alpha_stored",
+        "model.places.residual.spam: unknown setting, got 'spam'; one of alpha_init, alpha_stored, alpha_per, "
+        "alpha_sign",
     ),
     "misspelt setting": (
         {"nu": {"activaton": 1.0}},
@@ -65,23 +67,23 @@ WRONG = {
     ),
     "setting of a part that has none": (
         {"residual": {"part": "add", "alpha_init": 0.1}},
-        "model.places.residual.alpha_init: unknown setting, got 'alpha_init'; this part has none",
+        "model.places.residual.alpha_init: unknown setting, got 'alpha_init'; this part has none, null drops it",
     ),
     "text for a number": (
         {"qk": {"softmax_scale": "1.0"}},
-        "model.places.qk.softmax_scale: expected a finite number, got '1.0'",
+        "model.places.qk.softmax_scale: expected a finite number, got '1.0'" + NUMBERS,
     ),
     "infinity": (
         {"nu": {"down": float("inf")}},
-        "model.places.nu.down: expected a finite number, got inf",
+        "model.places.nu.down: expected a finite number, got inf" + NUMBERS,
     ),
     "not a number": (
         {"nu": {"down": float("nan")}},
-        "model.places.nu.down: expected a finite number, got nan",
+        "model.places.nu.down: expected a finite number, got nan" + NUMBERS,
     ),
     "a truth value": (
         {"nu": {"down": True}},
-        "model.places.nu.down: expected a finite number, got True",
+        "model.places.nu.down: expected a finite number, got True" + NUMBERS,
     ),
     "unknown choice": (
         {"constraint": {"norm": "two"}},
@@ -113,31 +115,34 @@ WRONG = {
 @pytest.mark.parametrize("places, line", WRONG.values(), ids=WRONG)
 def test_one_line_says_what_is_wrong(places, line):
     with pytest.raises(UserError) as caught:
-        override(ANGPT, places)
+        override(ANGPT, places, SIZES)
     assert caught.value.problems == (line,)
 
 
 def test_all_problems_are_told_at_once():
     with pytest.raises(UserError) as caught:
-        override(ANGPT, {"spam": {}, "nu": {"down": "x", "spam": 1.0}, "qk": {"part": "unit_qk"}, "head": {}})
+        override(
+            ANGPT, {"spam": {}, "nu": {"down": "x", "spam": 1.0}, "qk": {"part": "scaled_unit_qk"}, "head": {}}, SIZES
+        )
     fields = [line.partition(":")[0].removeprefix("model.places.") for line in caught.value.problems]
-    assert fields == ["spam", "nu.down", "nu.spam", "qk.scale_init", "qk.scale_stored"]
+    assert fields == ["spam", "qk.scale_init", "qk.scale_stored", "nu.down", "nu.spam"]
 
 
 def test_nothing_to_replace_changes_nothing():
-    assert override(ANGPT, {}) == override(ANGPT, {"qk": {}, "nu": {}}) == ANGPT
+    for places in ({}, {"qk": {}, "nu": {}}, {"nu": None, "residual": {"alpha_init": None, "mlp": None}}):
+        assert override(ANGPT, places, SIZES) == ANGPT
 
 
 def test_another_part_keeps_settings_of_the_same_name():
-    qk_norm = override(ANGPT, {"qk": {"part": "qk_norm"}})
+    qk_norm = override(ANGPT, {"qk": {"part": "qk_norm"}}, SIZES)
     assert qk_norm == replace(ANGPT, qk=part(qk.QKNorm, softmax_scale=ANGPT.qk["softmax_scale"]))
-    exact = override(ANGPT, {"residual": {"part": "exact_lerp", "alpha_init": 0.5}})
+    exact = override(ANGPT, {"residual": {"part": "exact_lerp", "alpha_init": 0.5}}, SIZES)
     stored = ANGPT.residual["alpha_stored"]
     assert exact.residual == part(residual.ExactLerp, alpha_init=0.5, alpha_stored=stored)
 
 
 def test_single_settings_of_parts_and_of_dataclasses():
-    arch = override(ANGPT, {"nu": {"down": 1.0}, "constraint": {"norm": "one"}, "qk": {"softmax_scale": 0.25}})
+    arch = override(ANGPT, {"nu": {"down": 1.0}, "constraint": {"norm": "one"}, "qk": {"softmax_scale": 0.25}}, SIZES)
     nu, constraint = replace(ANGPT.nu, down=1.0), Constraint("one", "inputs")
     assert arch == replace(ANGPT, nu=nu, constraint=constraint, qk=part(qk.Rotary, softmax_scale=0.25))
 
@@ -159,7 +164,7 @@ def test_the_nu_of_the_activation_follows_the_activation(recipe, places, expecte
 
 def test_whole_numbers_become_floats():
     """YAML reads `down: 1` as an integer, but ν is a float, and a scale stored as 1 is not an integer parameter."""
-    arch = override(ANGPT, {"nu": {"down": 1}, "residual": {"alpha_stored": 1}})
+    arch = override(ANGPT, {"nu": {"down": 1}, "residual": {"alpha_stored": 1}}, SIZES)
     assert type(arch.nu.down) is float
     assert type(arch.residual["alpha_stored"]) is float
 
@@ -182,13 +187,14 @@ def test_the_order_of_settings_does_not_matter():
 
 def test_an_override_is_equal_to_the_same_override():
     places = {"nu": {"down": 1.0}, "residual": {"alpha_init": 0.1}}
-    assert override(ngpt(SIZES), places) == override(ngpt(SIZES), dict(reversed(places.items()))) != ngpt(SIZES)
+    backwards = dict(reversed(places.items()))
+    assert override(ANGPT, places, SIZES) == override(ANGPT, backwards, SIZES) != ANGPT
 
 
 def test_a_recipe_prints_one_place_a_line():
     lines = str(ANGPT).splitlines()
     assert [line.split()[0] for line in lines] == ["name", *PLACES.split(", "), "optimizer"]
-    assert "  residual  ApproximateLerp(alpha_init=0.01, alpha_stored=0.20412414523193154)" in lines[4]
+    assert "  residual  ApproximateLerp(alpha_init=0.01, alpha_stored=0.20412414523193154)" in lines[9]
 
 
 def test_every_part_of_every_place_has_its_own_class():

@@ -1,5 +1,7 @@
 """The annotation of a weight says what its axes are, scanned or not, and a scale starts where it should."""
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,21 +13,16 @@ from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Annotated, Axes, axes_of, scale
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
-LENGTHS = {
-    "layers": SIZES.layers,
-    "embed": SIZES.width,
-    "heads": SIZES.heads,
-    "head_dim": SIZES.head_width,
-    "feed_forward": SIZES.feed_forward,
-    "vocab": SIZES.vocab,
-}
+GROUPED = replace(SIZES, heads=6, kv_heads=3)
+LENGTHS = {"layers": 2, "embed": 24, "heads": 6, "kv_heads": 3, "head_dim": 4, "feed_forward": 40, "vocab": 31}
 OUT = Axes("attention_out", ("heads", "head_dim", "embed"), inputs=("heads", "head_dim"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_axis_has_the_length_that_its_name_says(recipe):
-    model = tiny(recipe)
+    model = tiny(recipe, GROUPED)
     shapes, axes = by_path(nn.meta.unbox(model.boxed)), by_path(model.axes)
+    assert len(set(LENGTHS.values())) == len(LENGTHS)
     assert {path: leaf.shape for path, leaf in shapes.items()} == {
         path: tuple(LENGTHS[name] for name in axis.names) for path, axis in axes.items()
     }
@@ -37,7 +34,10 @@ def test_only_scanned_parameters_have_a_layers_axis_in_front(recipe):
         assert [i for i, name in enumerate(axes.names) if name == "layers"] == [0] * path.startswith("layers/"), path
 
 
-@pytest.mark.parametrize("side, alone, scanned", [("inputs", (0, 1), (1, 2)), ("embed", (2,), (3,))])
+@pytest.mark.parametrize(
+    "side, alone, scanned",
+    [("inputs", (0, 1), (1, 2)), ("embed", (2,), (3,)), ("matrix", (0, 1, 2), (1, 2, 3))],
+)
 def test_positions_are_found_by_name(side, alone, scanned):
     box = Annotated(jnp.zeros((3, 8, 24)), OUT)
     boxed = box.add_axis(0, {nn.PARTITION_NAME: "layers"})

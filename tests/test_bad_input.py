@@ -15,17 +15,23 @@ ONE_LINE: list[tuple[str, str]] = [
     (
         "--model.d_modle 64",
         "model.d_modle: unknown key; the keys of model are arch, width, layers, heads, vocab, context, feed_forward, "
-        "rope_theta, compute_dtype, scan_layers, places",
+        "kv_heads, tied_embeddings, rope_theta, compute_dtype, scan_layers, remat, places",
     ),
     ("--run.steps abc", "run.steps: expected int, got 'abc'"),
     (
         "--model.arch angtp",
-        "model.arch: unknown architecture, got 'angtp'; one of angpt, gpt_plus, gpt_plus_no_qk_norm, ngpt",
+        "model.arch: unknown architecture, got 'angtp'; did you mean angpt?",
     ),
     (
         "--model.places.gate.part swiglu",
-        "model.places.gate.part: unknown part, got 'swiglu'; one of gated, scaled_gated",
+        "model.places.gate.part: unknown part, got 'swiglu'; one of gated, unit_gated, scaled_gated, plain",
     ),
+    (
+        "--model.places.nu.down 1.02 --model.places.residual.part exact_lerp --model.places.branch_norm.part unit_norm",
+        "model.places.nu.down: has no effect in angpt, got 1.02; UnitNorm of branch_norm takes every factor out again",
+    ),
+    ("--model.kv_heads 3", "model.kv_heads: must divide model.heads, got 3 with 2 heads; one of 1, 2"),
+    ("--run.instrument_every_steps 0", "run.instrument_every_steps: must be >= 1, got 0"),
     ("--model.places.gates.part gated", "model.places.gates: unknown place, got 'gates'; did you mean gate?"),
     (
         "--model.width 33",

@@ -160,6 +160,16 @@ def test_help_shows_every_field(schema: type, texts: list[str], capsys: pytest.C
     assert [text for text in texts if "".join(text.split()) not in shown] == []
 
 
+def test_help_shows_words_where_a_field_takes_them(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        cli.parse(Text, ["a", "--help"], command="text", words="runs")
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert usage == "usage: python -m angpt_jax.text RUN... [--config FILE]... [--KEY VALUE]..."
+    with pytest.raises(SystemExit):
+        cli.parse(Text, ["--help"], command="text")
+    assert capsys.readouterr().out.splitlines()[0] == usage.replace("RUN... ", "")
+
+
 def test_main_turns_errors_into_lines_and_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

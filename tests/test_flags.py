@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_lines import MODEL_KEYS, TOP_KEYS, make_folder, problems, train
+from command_lines import MODEL_KEYS, TOP_KEYS, Text, make_folder, problems, train
+
+from angpt_jax import cli
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +116,34 @@ BAD_FLAGS: list[tuple[list[str], list[str]]] = [
 )
 def test_a_bad_flag_is_named(argv: list[str], lines: list[str]):
     assert problems(train, *argv) == lines
+
+
+def write_runs(*argv: str) -> Text:
+    """A command whose words without a flag fill `runs`."""
+    return cli.parse(Text, list(argv), command="text", words="runs")
+
+
+def test_words_fill_the_field_that_takes_them():
+    text = write_runs("a b", "--prompt", "p", "12", "--draw.top_k=5", "null", "[c]")
+    assert (text.runs, text.prompt, text.draw.top_k) == (["a b", "12", "null", "[c]"], "p", 5)
+    Path("x.yaml").write_text("runs: [old]\nprompt: old\n")
+    assert write_runs("--config", "x.yaml").runs == ["old"]
+    assert write_runs("new", "--config", "x.yaml").runs == ["new"]
+    assert write_runs("--runs", "[a, b]").runs == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ([], "runs: is required; expected a list of str (folders)"),
+        (["a", "--runs", "[b]"], "runs: given twice, as 'a' and as --runs; keep one"),
+        (["a", "-x"], "'-x': is not a flag; write --KEY VALUE, --help lists the keys"),
+        (["a", "--"], "'--': is not a flag; write --KEY VALUE, --help lists the keys"),
+        (["a", ""], "'': is not a flag; write --KEY VALUE, --help lists the keys"),
+        (["a", "\udcff"], r"runs: is not UTF-8 text, got '\udcff'"),
+        (["a", "--prompt"], "prompt: needs a value; expected str"),
+    ],
+    ids=range(7),
+)
+def test_a_word_that_fills_nothing_is_named(argv: list[str], line: str):
+    assert problems(write_runs, *argv) == [line]

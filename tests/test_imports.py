@@ -11,29 +11,33 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files nu axes part ops",
-    "parts parts.gate parts.head parts.init parts.norms parts.qk parts.residual",
-    "arch archs archs.angpt archs.gpt_plus archs.ngpt model",
+    "errors files nu axes part ops measure",
+    "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
+    "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli rules",
-    "optim sharding checkpoint metrics flops progress stopping run_dir "
+    "optim sharding checkpoint metrics flops progress stopping run_dir nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokens data.pipeline",
-    "step evaluate experiment dry_run loop",
+    "step instruments evaluate experiment dry_run loop "
+    "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
     "pretrain",
-    "train sample",
+    "train sample report nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
 # Within a level: who may import whom. A package's own modules may import each other.
 WITHIN = {
     1: [("parts", "parts")],
-    2: [("archs", "archs"), ("archs", "arch"), ("model", "arch")],
+    2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
     4: [("data", "data")],
     5: [
         ("evaluate", "step"),
+        ("instruments", "step"),
         ("experiment", "step"),
+        ("experiment", "instruments"),
         ("dry_run", "experiment"),
         ("loop", "step"),
+        ("plots", "plots"),
         ("loop", "evaluate"),
     ],
 }
@@ -98,7 +102,7 @@ def test_the_skeleton_does_not_know_the_recipes():
 
 
 def test_a_step_gets_its_model_and_optimizer_as_arguments():
-    assert of_the_package("step") == {"ops"}
+    assert of_the_package("step") == {"measure", "ops"}
 
 
 @pytest.mark.parametrize("module", LEVELS[3].split())

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import by_path, tiny
-from jax import Array
 
 from angpt_jax import ops
-from angpt_jax.arch import Arch, Sizes, override
+from angpt_jax.arch import Sizes
 from angpt_jax.archs.angpt import angpt
 from angpt_jax.model import MLP, Block, Decoder
-from angpt_jax.part import part
-from angpt_jax.parts.residual import learnable_alpha
+from angpt_jax.places import override
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 VOCAB = 1024
@@ -66,7 +63,7 @@ def first_layer(width: int, length: int) -> dict[str, Any]:
         layer = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
         mask, angles = ops.attention_mask(length, None), ops.rotary_angles(length, HEAD_WIDTH, 10_000.0)
         with nn.intercept_methods(remember):
-            Block(arch, sizes(width), jnp.float32).apply(layer, h_BLD, mask, angles)
+            Block(arch, sizes(width), jnp.float32).apply(layer, h_BLD, jnp.float32(1), mask, angles)
         return dict(seen)
 
     return jax.jit(run)(params)
@@ -89,27 +86,11 @@ def test_averaging_values_shrinks_the_attention_branch(length, expected):
 )
 @pytest.mark.parametrize("width", [256, 512])
 def test_scores_have_std_one_only_with_the_right_softmax_scale(width, places, expected, tolerance):
-    scale = override(angpt(sizes(width)), places).qk["softmax_scale"]
+    scale = override(angpt(sizes(width)), places, sizes(width)).qk["softmax_scale"]
     q_LHK, k_LHK = (np.asarray(x[0], np.float64) for x in first_layer(width, 256)["rotated"])
     scores_HLM = scale * np.einsum("lhk,mhk->hlm", q_LHK, k_LHK)
     seen = np.tril(np.ones((256, 256), dtype=bool))
     assert scores_HLM[:, seen].std() == pytest.approx(expected, abs=tolerance)
-
-
-class LerpWithoutNu(nn.Module):
-    """h + α ⊙ (x − h): the join that ν(α) repairs."""
-
-    alpha_init: float
-    alpha_stored: float
-
-    @nn.compact
-    def __call__(self, h_BLD: Array, x_BLD: Array) -> Array:
-        alpha_D = learnable_alpha(self, h_BLD.shape[-1], self.alpha_init, self.alpha_stored)
-        return h_BLD + alpha_D * (x_BLD - h_BLD)
-
-
-def without_nu(arch: Arch) -> Arch:
-    return replace(arch, residual=part(LerpWithoutNu, **dict(arch.residual.settings)))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +104,9 @@ def without_nu(arch: Arch) -> Arch:
     ],
 )
 def test_norm_of_the_stream_after_24_layers(alpha, with_nu, dtype, expected):
-    arch = override(angpt(sizes(256, 24)), {"residual": {"alpha_init": alpha}})
-    model = Decoder(arch if with_nu else without_nu(arch), sizes(256, 24), dtype=dtype)
+    residual = {"part": "approximate_lerp" if with_nu else "lerp", "alpha_init": alpha}
+    arch = override(angpt(sizes(256, 24)), {"residual": residual}, sizes(256, 24))
+    model = Decoder(arch, sizes(256, 24), dtype=dtype)
 
     @jax.jit
     def stream(params: Any) -> Any:
@@ -160,7 +142,7 @@ def activation_norms(width: int, gate_scale: float | None = None) -> np.ndarray:
     """‖a‖ of 512 random unit vectors; `gate_scale` replaces √D."""
     arch = angpt(sizes(width))
     if gate_scale is not None:
-        arch = override(arch, {"gate": {"gate_scale": gate_scale}})
+        arch = override(arch, {"gate": {"gate_scale": gate_scale}}, sizes(width))
 
     @jax.jit
     def run() -> Any:

@@ -1,8 +1,9 @@
 """ν are Python floats, and the ones that the sizes ask for."""
 
 import math
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from reference import nu_angpt
 
 from angpt_jax.arch import Sizes
 from angpt_jax.archs import RECIPES
-from angpt_jax.nu import ACTIVATIONS, Nu, activation_nu, approximate_nu, linear_nu
+from angpt_jax.nu import ACTIVATIONS, Nu, activation_nu, approximate_nu, lerp_nu, linear_nu
+from angpt_jax.parts.residual import ApproximateLerp
 
 # D, H, F and ν of: query, key and value; attention_out; up and gate; down; activation.
 AT_SIZES = {
@@ -67,11 +69,33 @@ def test_both_forms_of_an_activation_agree(activation):
     np.testing.assert_allclose(traced, ACTIVATIONS[activation].exact(x), atol=1e-6, rtol=1e-5)
 
 
+def unit_vectors(count: int, length: int) -> np.ndarray:
+    """`count` rows of norm 1, drawn anew for each count and length."""
+    x = np.random.default_rng([count, length]).standard_normal((count, length))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
 def test_a_linear_map_with_unit_rows_keeps_norms():
-    rng = np.random.default_rng(0)
-    w = rng.standard_normal((96, 256))
-    w /= np.linalg.norm(w, axis=1, keepdims=True)
-    x = rng.standard_normal((256, 2000))
-    x /= np.linalg.norm(x, axis=0)
-    square = ((linear_nu(256, 96) * w @ x) ** 2).sum(axis=0).mean()
-    assert square == pytest.approx(1, rel=0.02)
+    x = linear_nu(256, 96) * unit_vectors(96, 256) @ unit_vectors(2000, 256).T
+    assert (x**2).sum(axis=0).mean() == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_without_a_gate_only_the_activation_has_another_nu_and_the_mlp_keeps_norms(activation):
+    gated, plain = (approximate_nu(96, 3, 160, activation, inputs=inputs) for inputs in (("up", "gate"), ("up",)))
+    assert plain.activation == pytest.approx(gated.activation / math.sqrt(160))
+    assert replace(plain, activation=gated.activation) == gated
+    u = plain.up * unit_vectors(160, 96) @ unit_vectors(4000, 96).T
+    a = plain.activation * ACTIVATIONS[activation].exact(math.sqrt(96) * u)
+    assert (a**2).sum(axis=0).mean() == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize("alpha, expected", [(0.01, 1.010049), (0.05, 1.051177), (0.5, math.sqrt(2)), (1.0, 1.0)])
+def test_nu_of_a_join_is_that_of_the_part(alpha, expected):
+    assert lerp_nu(alpha) == pytest.approx(expected, rel=1e-6)
+    h, x = jnp.eye(4)[:2, None, None]  # across each other: ‖h + α(x − h)‖ is 1/ν(α) exactly
+    joined = ApproximateLerp(alpha_init=alpha, alpha_stored=1.0).init_with_output(
+        jax.random.key(0), h, x, jnp.float32(1)
+    )[0]
+    np.testing.assert_allclose(joined, lerp_nu(alpha) * (h + alpha * (x - h)), rtol=1e-6)
+    assert float(jnp.linalg.norm(joined)) == pytest.approx(1, rel=1e-6)

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import by_path, path_of, random_batch, tiny
+from conftest import SIZES, by_path, path_of, random_batch, tiny
 
 from angpt_jax import optim
 from angpt_jax.arch import Constraint
+from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
 from angpt_jax.config import OptimConfig
+from angpt_jax.places import override
 from angpt_jax.step import TrainState, make_train_step
 
 # Axes that a row of W runs along: its input side. Kernels are stored (in, out), with the layers in front.
@@ -31,6 +33,17 @@ INPUT_SIDE = {
 }
 # The embedding dimension D: what nGPT normalizes; for the two maps that write to the stream it is the output side.
 EMBEDDING_DIMENSION = INPUT_SIDE | {"layers/attention/attention_out": (3,), "layers/mlp/down": (2,)}
+ROWS = {  # of W, the output side: what a matrix with unit rows has the Frobenius norm of, squared
+    "embedding": SIZES.vocab,
+    "head": SIZES.vocab,
+    "layers/attention/query": SIZES.width,
+    "layers/attention/key": SIZES.width,
+    "layers/attention/value": SIZES.width,
+    "layers/attention/attention_out": SIZES.width,
+    "layers/mlp/up": SIZES.feed_forward,
+    "layers/mlp/gate": SIZES.feed_forward,
+    "layers/mlp/down": SIZES.width,
+}
 BALL, SPHERE = optim.project_rows_to_unit_ball, optim.normalize_rows_to_unit_sphere
 CASES = {
     "ball, rows of W": ("angpt", BALL, "inputs", INPUT_SIDE),
@@ -93,7 +106,7 @@ def test_rows_inside_the_ball_are_left_alone_bit_for_bit(case, dtype, name):
 @every_case
 def test_scales_are_not_constrained(case):
     _, updates, actual = constrained(case)
-    scales = updates.keys() - INPUT_SIDE
+    scales = updates.keys() - INPUT_SIDE.keys()
     assert len(scales) == len(updates) - 9 >= 3
     for name in scales:
         np.testing.assert_array_equal(actual[name], updates[name])
@@ -138,9 +151,11 @@ def test_examples_in_the_docstrings():
 
 
 @cache
-def trained(recipe: str, steps: int = 20, peak_lr: float = 0.03) -> list[dict[str, np.ndarray]]:
-    """Parameters by path, at init and after each step of the recipe's own chain on real gradients, at a high rate."""
-    model = tiny(recipe)
+def trained(recipe: str, along: Any = None, steps: int = 20, peak_lr: float = 0.03) -> list[dict[str, np.ndarray]]:
+    """Parameters by path, at init and after each step of the recipe's own chain on real gradients, at a high rate;
+    `along` replaces the recipe's."""
+    arch = RECIPES[recipe](SIZES)
+    model = tiny(recipe, arch=override(arch, {"constraint": {"along": along}}, SIZES) if along else arch)
     config = optim.with_recommendations(OptimConfig(peak_lr, schedule="constant"), model.model.arch.optimizer)
     schedule = optim.learning_rate(config, steps)
     tx = optim.build(config, schedule, model.model.arch.constraint, model.axes)
@@ -164,6 +179,76 @@ def test_angpt_starts_with_unit_rows_and_stays_in_the_ball(name):
 def test_ngpt_starts_and_stays_on_the_sphere(name):
     for params in trained("ngpt"):
         np.testing.assert_allclose(norms(params[name], EMBEDDING_DIMENSION[name]), 1, atol=1e-6)
+
+
+def layers_of(w: Any, name: str) -> np.ndarray:
+    """A matrix a layer; embedding and head are one."""
+    return np.asarray(w)[None] if name in ("embedding", "head") else np.asarray(w)
+
+
+def sizes_of_matrices(w: Any, name: str) -> np.ndarray:
+    """Frobenius norm of each layer's matrix over that of one with unit rows, √(number of rows)."""
+    layers = layers_of(w, name).astype(np.float64)
+    return np.sqrt((layers**2).sum(axis=tuple(range(1, layers.ndim))) / ROWS[name])
+
+
+def factors_of(name: str, factors: tuple[float, float]) -> tuple[float, ...]:
+    """One for each layer of a matrix; the first for the embedding, the second for the head."""
+    return {"embedding": factors[:1], "head": factors[1:]}.get(name, factors)
+
+
+@cache
+def bounded_matrices(transform: Any, factors: tuple[float, float]) -> tuple[dict[str, Any], ...]:
+    """Parameters, updates and constrained updates by path; each matrix has its factor times the norm of one with
+    unit rows."""
+
+    def start(path: Any, w: Any) -> Any:
+        name = path_of(path)
+        if name not in ROWS:
+            return w
+        layers = layers_of(w, name)
+        wanted = np.asarray(factors_of(name, factors)) / sizes_of_matrices(w, name)
+        return jnp.asarray(layers * wanted.reshape(-1, *[1] * (layers.ndim - 1)), jnp.float32).reshape(w.shape)
+
+    params = jax.tree_util.tree_map_with_path(start, tiny("angpt").random)
+    tx, updates = transform(tiny("angpt").axes, "matrix"), small_updates(params)
+    return by_path(params), by_path(updates), by_path(jax.jit(tx.update)(updates, tx.init(params), params)[0])
+
+
+@every_matrix
+@pytest.mark.parametrize("factors", [(0.7, 1.2), (1.2, 0.7)])
+def test_a_whole_matrix_is_brought_back_and_one_inside_is_left_alone(factors, name):
+    w, u, actual = (layers_of(tree[name], name) for tree in bounded_matrices(BALL, factors))
+    for factor, before, update, after in zip(factors_of(name, factors), w, u, actual, strict=True):
+        if factor < 1:
+            np.testing.assert_array_equal(after, update)
+        else:
+            moved = before.astype(np.float64) + update
+            expected = moved * np.sqrt(ROWS[name]) / np.linalg.norm(moved) - before
+            np.testing.assert_allclose(after, expected, atol=1e-6)
+
+
+@every_matrix
+@pytest.mark.parametrize("factors", [(0.7, 1.2), (1.2, 0.7)])
+def test_on_the_sphere_every_matrix_has_the_norm_of_one_with_unit_rows(factors, name):
+    params, _, updates = bounded_matrices(SPHERE, factors)
+    np.testing.assert_allclose(sizes_of_matrices(params[name] + updates[name], name), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [BALL, SPHERE])
+def test_scales_are_not_bounded_with_matrices(transform):
+    _, updates, actual = bounded_matrices(transform, (0.7, 1.2))
+    for name in updates.keys() - ROWS.keys():
+        np.testing.assert_array_equal(actual[name], updates[name])
+
+
+@every_matrix
+def test_the_frobenius_norm_stays_bounded_while_rows_leave_the_unit_ball(name):
+    steps = [params[name] for params in trained("angpt", along="matrix")]
+    sizes = np.array([sizes_of_matrices(w, name) for w in steps])
+    np.testing.assert_allclose(sizes[0], 1, atol=1e-6)
+    assert sizes.max() <= 1 + 1e-6
+    assert norms(steps[-1], INPUT_SIDE[name]).max() > 1.01
 
 
 @pytest.mark.parametrize("recipe", ["angpt", "ngpt"])

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import angpt_jax
+from angpt_jax import cli
+from angpt_jax.config import Config
+from angpt_jax.experiment import architecture
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,9 +29,19 @@ def test_public_names_are_modules_with_a_docstring(name: str) -> None:
 
 def test_commands_and_scripts_it_names_exist() -> None:
     for name in set(re.findall(r"python -m angpt_jax\.(\w+)", README)):
-        assert (ROOT / "angpt_jax" / f"{name}.py").exists(), name
+        assert (ROOT / "angpt_jax" / f"{name}.py").exists() or (ROOT / "angpt_jax" / name / "__main__.py").exists(), (
+            name
+        )
     for script in set(re.findall(r"bash (launch/\w+\.sh)", README)):
         assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("key, value", re.findall(r"--(model\.[\w.]+) ([\w.]+)", README))
+def test_ablations_it_shows_change_the_default_architecture(key: str, value: str) -> None:
+    flags = ["--config", "default"]
+    plain = cli.parse(Config, flags, command="train")
+    ablated = cli.parse(Config, [*flags, f"--{key}", value], command="train")
+    assert architecture(ablated.model) != architecture(plain.model)
 
 
 def test_configs_it_names_exist() -> None:

@@ -1,9 +1,10 @@
-"""anGPT (Franke et al., NeurIPS 2025, arXiv 2505.22014): constants ν in place of every norm layer."""
+"""anGPT (Franke et al., NeurIPS 2025, arXiv 2505.22014): constants ν for every norm layer; and its exact twin."""
 
 import math
+from dataclasses import replace
 
 from angpt_jax.arch import Arch, Constraint, Sizes
-from angpt_jax.nu import approximate_nu
+from angpt_jax.nu import Nu, approximate_nu
 from angpt_jax.part import part
 from angpt_jax.parts import gate, head, init, norms, qk, residual
 
@@ -25,4 +26,22 @@ def angpt(sizes: Sizes) -> Arch:
         init=part(init.UnitVectors, along="inputs"),
         nu=approximate_nu(sizes.width, sizes.heads, sizes.feed_forward, activation="silu"),
         constraint=Constraint(norm="at_most_one", along="inputs"),
+    )
+
+
+def simple_norm(sizes: Sizes) -> Arch:
+    """anGPT with an exact norm behind each linear map of a layer where anGPT has a constant ν; ν(α) stays.
+
+    The idea of SimpleGPT (arXiv 2602.01212), a norm behind each linear map, in anGPT's frame. Taken here: unit norms
+    without SimpleGPT's gains and factor √D, q, k and v normalized in each head, anGPT's joins, bound and head.
+    """
+    unit = part(norms.UnitNorm)
+    return replace(
+        angpt(sizes),
+        name="simple_norm",
+        qk=part(qk.UnitQK, softmax_scale=math.sqrt(sizes.head_width)),
+        value=unit,
+        gate=part(gate.UnitGatedActivation, activation="silu", gate_scale=math.sqrt(sizes.width)),
+        branch_norm=unit,
+        nu=Nu(),
     )

@@ -58,14 +58,23 @@ def linear_nu(inputs: int, outputs: int) -> float:
     return math.sqrt(inputs / outputs)
 
 
-def approximate_nu(width: int, heads: int, feed_forward: int, activation: str = "silu") -> Nu:
-    """The ν of anGPT: every linear map and the gated activation keep unit vectors at norm 1 in the mean.
+def lerp_nu(alpha: float) -> float:
+    """ν(α) = 1/√(α² + (1−α)²): the factor of h + α(x − h) with independent unit h and x (eq. 8)."""
+    return 1.0 / math.sqrt(alpha**2 + (1 - alpha) ** 2)
 
-    A head maps D → K; the output projection sees H unit heads side by side (norm √H) and maps D → D.
+
+def approximate_nu(
+    width: int, heads: int, feed_forward: int, activation: str = "silu", inputs: tuple[str, ...] = ("up", "gate")
+) -> Nu:
+    """The ν of anGPT: every linear map and the activation keep unit vectors at norm 1 in the mean.
+
+    A head maps D → K; the output projection sees H unit heads side by side (norm √H) and maps D → D. `inputs` are the
+    maps that feed the activation: without a gate, ‖f(√D·u)‖² is F times the mean square that the gated u ⊙ f(√D·z) has.
     """
     head_width = width // heads
     to_head = linear_nu(width, head_width)
     to_feed_forward = linear_nu(width, feed_forward)
+    gated = activation_nu(activation, input_std=math.sqrt(width / feed_forward))
     return Nu(
         query=to_head,
         key=to_head,
@@ -74,5 +83,5 @@ def approximate_nu(width: int, heads: int, feed_forward: int, activation: str = 
         up=to_feed_forward,
         gate=to_feed_forward,
         down=linear_nu(feed_forward, width),
-        activation=activation_nu(activation, input_std=math.sqrt(width / feed_forward)),
+        activation=gated if "gate" in inputs else gated / math.sqrt(feed_forward),
     )
