@@ -137,7 +137,7 @@ def test_another_part_keeps_settings_of_the_same_name():
     qk_norm = override(ANGPT, {"qk": {"part": "qk_norm"}}, SIZES)
     assert qk_norm == replace(ANGPT, qk=part(qk.QKNorm, softmax_scale=ANGPT.qk["softmax_scale"]))
     exact = override(ANGPT, {"residual": {"part": "exact_lerp", "alpha_init": 0.5}}, SIZES)
-    stored = ANGPT.residual["alpha_stored"]
+    stored = ANGPT.residual.at("mlp")["alpha_stored"]
     assert exact.residual == part(residual.ExactLerp, alpha_init=0.5, alpha_stored=stored)
 
 
@@ -166,7 +166,7 @@ def test_whole_numbers_become_floats():
     """YAML reads `down: 1` as an integer, but ν is a float, and a scale stored as 1 is not an integer parameter."""
     arch = override(ANGPT, {"nu": {"down": 1}, "residual": {"alpha_stored": 1}}, SIZES)
     assert type(arch.nu.down) is float
-    assert type(arch.residual["alpha_stored"]) is float
+    assert type(arch.residual.at("mlp")["alpha_stored"]) is float
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -20,7 +20,7 @@ from angpt_jax.step import make_train_step
 LAYERS = {"angpt": 1000, "gpt_plus": 500}  # half of them show where GPT+ goes
 VOCAB, CONTEXT, BATCH, STEPS = 64, 32, 2, 20
 PLACES = {"angpt": {"residual": {"alpha_init": "1/layers"}, "head": {"scale_init": "sqrt(width)"}}, "gpt_plus": {}}
-OPTIMIZED = {"xla_backend_optimization_level": 2}  # the tests compile at level 0, at which a step takes twice as long
+OPTIMIZED: Any = {"xla_backend_optimization_level": 2}  # the tests compile at level 0, at which a step takes twice as long
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def compiled_step(built: experiment.Experiment) -> tuple[Any, float]:
         donate_argnums=0,
         out_shardings=(built.shardings, None),
     )
-    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    least = jax.config.values["jax_persistent_cache_min_compile_time_secs"]
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # what is never written is never read
     try:
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def deep(arch: str) -> Deep:
     @jax.jit
     def streams(params: Any, tokens_BL: jax.Array) -> jax.Array:
         seen = built.model.apply({"params": params}, tokens_BL, jnp.zeros_like(tokens_BL), mutable=["instruments"])[1]
-        seen = seen["instruments"]
+        seen: Any = seen["instruments"]
         inside = [seen["layers"][f"{sublayer}_stream"]["mean"] for sublayer in ("attention", "mlp")]
         return jnp.append(jnp.stack(inside, axis=1), seen["final_stream"]["mean"])
 

@@ -120,14 +120,14 @@ def test_attention_entropy_is_that_of_uniform_weights_where_queries_are_zero():
         lambda path, w: w * 0 if "query" in jax.tree_util.keystr(path) else w, built.random
     )
     seen = built.model.apply({"params": params}, tokens, np.zeros_like(tokens), mutable=[measure.COLLECTION])[1]
-    entropy = seen[measure.COLLECTION]["layers"]["attention"]["entropy"]
+    entropy: Any = seen[measure.COLLECTION]["layers"]["attention"]["entropy"]
     uniform = np.log(np.arange(1, LENGTH + 1))  # query l sees l keys
     np.testing.assert_allclose(entropy["mean"], uniform.mean(), rtol=1e-5)
     np.testing.assert_allclose(entropy["std"], uniform.std(), rtol=1e-5)
 
 
 def test_alpha_and_nu_of_alpha_are_the_parts_own():
-    seen, settings = record("angpt"), tiny("angpt").model.arch.residual
+    seen, settings = record("angpt"), tiny("angpt").model.arch.residual.at("mlp")
     alpha = settings["alpha_init"]
     for name in ("attention", "mlp"):
         np.testing.assert_allclose(seen["alpha"][name]["mean"], alpha, rtol=1e-5)
