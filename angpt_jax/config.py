@@ -100,22 +100,34 @@ class DataConfig:
 
     Args:
         batch_size: sequences per optimizer step, over all devices
-        source: stdlib (source text of the running Python's standard library), or a text file or folder of text files
-        tokenizer: bytes, bpe (byte-level BPE of model.vocab entries trained on the training split), or a tokenizer.json
+        source: a folder that prepare made, a text file or folder of text files, or stdlib (source text of the running
+            Python's standard library)
+        mixture: folders that prepare made and their weights, in place of source, e.g. {data/web: 0.7, data/code: 0.3}
+        tokenizer: bytes, bpe (byte-level BPE of model.vocab entries trained on the training split), or a
+            tokenizer.json; null is the one that made the prepared tokens, or bytes for text
+        packing: concatenate (documents behind one another, cut into windows) or best_fit (whole documents side by side)
         validation_fraction: share of the documents that is held out
         validation_tokens: tokens of the held-out documents that an evaluation reads, always the same ones
+        validation_sets: further sets to evaluate on, name and source of each; their held-out documents are read
         attend_across_documents: let attention cross the boundary between two documents of one window
-        shuffle_seed: seed of the order of the windows
+        shuffle_seed: seed of the order of the rows
+        workers: processes that read ahead; 0 reads in threads of this one, which is enough for prepared tokens
+        on_change: what a resume does if the data are other ones: refuse, or continue with them
         cache_dir: where token files are kept; null is $XDG_CACHE_HOME/angpt_jax or ~/.cache/angpt_jax
     """
 
     batch_size: int
     source: str = "stdlib"
-    tokenizer: str = "bytes"
+    mixture: dict[str, float] = field(default_factory=dict)
+    tokenizer: str | None = None
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
     validation_fraction: float = 0.05
     validation_tokens: int = 131_072
+    validation_sets: dict[str, str] = field(default_factory=dict)
     attend_across_documents: bool = False
     shuffle_seed: int = 0
+    workers: int = 0
+    on_change: Literal["refuse", "continue"] = "refuse"
     cache_dir: str | None = None
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from angpt_jax.data.pipeline import ValidationSet
 from angpt_jax.step import Batch, nats
 
-WindowNats = Callable[[Any, Batch, Array], Array]
+WindowNats = Callable[[Any, Batch], Array]
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,17 @@ class Evaluation:
     loss: float
     bits_per_byte: float
 
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss; infinite where a float has no room for it."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
 
 def make_window_nats(model: nn.Module) -> WindowNats:
-    """params, batch, weights_BL → nats_B: the weighted sum over the targets of each window."""
+    """params, batch → nats_B: the sum over the targets of each window that count."""
 
-    def window_nats(params: Any, batch: Batch, weights_BL: Array) -> Array:
-        return (nats(model, params, batch) * weights_BL).sum(axis=1)
+    def window_nats(params: Any, batch: Batch) -> Array:
+        return (nats(model, params, batch) * batch["weights"]).sum(axis=1)
 
     return jax.jit(window_nats)
 
@@ -38,17 +43,43 @@ def evaluate(
 ) -> Evaluation:
     """Sums window by window, in float64 on the host. `put` brings a batch of arrays to the devices."""
     total = 0.0
-    for arrays in _batches(validation, batch_size):
-        tokens, segments, weights = put(arrays)
-        total += float(np.asarray(window_nats(params, {"tokens": tokens, "segments": segments}, weights), float).sum())
+    for batch in _batches(validation, batch_size):
+        total += float(np.asarray(window_nats(params, put(batch)), float).sum())
     count = float(validation.weights.sum(dtype=np.float64))
     return Evaluation(total / count, total / math.log(2) / validation.bytes)
 
 
-def _batches(validation: ValidationSet, batch_size: int) -> Iterator[tuple[np.ndarray, ...]]:
+class Evaluator:
+    """Evaluates parameters on several sets; `last` is the newest result on the first of them."""
+
+    def __init__(
+        self, window_nats: WindowNats, sets: dict[str, ValidationSet], batch_size: int, put: Callable[[Any], Any]
+    ):
+        self._window_nats, self._sets, self._batch_size, self._put = window_nats, sets, batch_size, put
+        self.last: Evaluation | None = None
+
+    def evaluate(self, params: Any) -> dict[str, Evaluation]:
+        results = {
+            name: evaluate(self._window_nats, params, windows, self._batch_size, self._put)
+            for name, windows in self._sets.items()
+        }
+        self.last = next(iter(results.values()))
+        return results
+
+
+def as_record(results: dict[str, Evaluation]) -> dict[str, float]:
+    """val_loss and val_bits_per_byte of the first set, NAME/val_loss and so on of the others."""
+    record = {}
+    for number, (name, result) in enumerate(results.items()):
+        prefix = f"{name}/" if number else ""
+        record |= {f"{prefix}val_loss": result.loss, f"{prefix}val_bits_per_byte": result.bits_per_byte}
+    return record
+
+
+def _batches(validation: ValidationSet, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of windows; the last one is filled up with windows of weight 0."""
-    arrays = (validation.tokens, validation.segments, validation.weights)
+    arrays = {"tokens": validation.tokens, "segments": validation.segments, "weights": validation.weights}
     for start in range(0, len(validation.tokens), batch_size):
-        rows = [array[start : start + batch_size] for array in arrays]
-        missing = batch_size - len(rows[0])
-        yield tuple(np.pad(row, ((0, missing), (0, 0))) for row in rows)
+        rows = {name: array[start : start + batch_size] for name, array in arrays.items()}
+        missing = batch_size - len(rows["tokens"])
+        yield {name: np.pad(array, ((0, missing), (0, 0))) for name, array in rows.items()}

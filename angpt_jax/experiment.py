@@ -109,9 +109,11 @@ def initial_state(built: Experiment, config: Config) -> TrainState:
 def compiled_step(built: Experiment, config: Config, instruments: bool = False) -> Any:
     """The compiled train step, with instruments or without; it donates the state. Ahead of time, so that its memory
     can be asked."""
-    shape = (config.data.batch_size, config.model.context + 1)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(built.mesh))
+    rows, context = config.data.batch_size, config.model.context
+    lies = sharding.batch_sharding(built.mesh)
+    tokens = jax.ShapeDtypeStruct((rows, context + 1), jnp.int32, sharding=lies)
+    weights = jax.ShapeDtypeStruct((rows, context), jnp.float32, sharding=lies)
     observe = make_observer(built.axes, built.model.arch.constraint) if instruments else None
     step = make_train_step(built.model, built.tx, built.schedule, observe)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, None))
-    return jitted.lower(built.abstract, {"tokens": tokens, "segments": tokens}).compile()
+    return jitted.lower(built.abstract, {"tokens": tokens, "segments": tokens, "weights": weights}).compile()

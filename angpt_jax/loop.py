@@ -16,6 +16,8 @@ from angpt_jax.metrics import Record
 from angpt_jax.step import Batch, TrainState
 from angpt_jax.stopping import StopRequest
 
+WAITING = 0.05  # share of a step that data may take before it is worth a warning
+
 
 @dataclass
 class StepReporter:
@@ -83,6 +85,26 @@ class StepReporter:
 
     def median_step_seconds(self) -> float:
         return statistics.median(self.step_seconds)
+
+
+@dataclass
+class InputBound:
+    """Says once, with the remedy, that steps wait for data for more than WAITING of their time.
+
+    Args:
+        workers: processes that read ahead
+    """
+
+    workers: int
+    _said: bool = False
+
+    def of(self, record: Record) -> str | None:
+        share = record["data_wait_seconds"] / record["step_seconds"]
+        if self._said or share <= WAITING or math.isnan(share):
+            return None
+        self._said = True
+        remedy = f"--data.workers {2 * self.workers or 2}, or tokens made by angpt_jax.prepare on a faster disk"
+        return f"step {record['step']}: {share:.0%} of a step is waiting for data; try {remedy}"
 
 
 def run_steps(

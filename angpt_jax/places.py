@@ -165,22 +165,23 @@ def _without_effect(arch: Arch, places: Mapping[str, Any]) -> list[str]:
 def hidden_nu(arch: Arch) -> dict[str, str]:
     """Name of each ν that no logit depends on, and why: a norm behind its map takes every factor out again."""
     hidden: dict[str, str] = {}
-    value, gate, hidden_norm = arch.value.kind.factor, arch.gate.kind.factor, arch.hidden_norm.kind.factor
+    value, gate, hidden_norm = arch.value.kind.factor, arch.gate.kind, arch.hidden_norm.kind.factor
 
     def behind(place: str, filled: Part, *names: str) -> None:
         if filled.kind.factor == "removed":
             hidden.update(dict.fromkeys(names, f"{filled.kind.__name__} of {place} takes every factor out again"))
 
-    up = ("up",) if gate == "kept" else ()
-    activation = ("activation", *up) if hidden_norm == "kept" else ()
+    linear = ("up",) if gate.factor == "kept" else ()
+    through = gate.inputs if ACTIVATIONS[arch.gate["activation"]].homogeneous and gate.factor != "removed" else linear
+    activation = ("activation", *through) if hidden_norm == "kept" else ()
     behind("branch_norm", arch.branch_norm.at("attention"), "attention_out", *(("value",) if value == "kept" else ()))
     behind("branch_norm", arch.branch_norm.at("mlp"), "down", *activation)
-    behind("hidden_norm", arch.hidden_norm, "activation", *up)
+    behind("hidden_norm", arch.hidden_norm, "activation", *through)
     behind("gate", arch.gate, "up", "gate")
     behind("value", arch.value, "value")
     behind("qk", arch.qk, "query", "key")
-    if "gate" not in arch.gate.kind.inputs:
-        hidden["gate"] = f"{arch.gate.kind.__name__} has no such map"
+    if "gate" not in gate.inputs:
+        hidden["gate"] = f"{gate.__name__} has no such map"
     return hidden
 
 

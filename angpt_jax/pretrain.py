@@ -4,25 +4,20 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import grain
 import jax
 
-from angpt_jax import cli, dry_run, experiment, flops, rules, run_dir, sharding
-from angpt_jax.arch import Arch, Sizes
+from angpt_jax import dry_run, experiment, flops, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
-from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
 from angpt_jax.errors import UserError
-from angpt_jax.evaluate import Evaluation, evaluate, make_window_nats
-from angpt_jax.experiment import Experiment
+from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
-from angpt_jax.loop import StepReporter, run_steps
+from angpt_jax.job import Job, assemble
+from angpt_jax.loop import InputBound, StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter
 from angpt_jax.progress import ProgressReport
 from angpt_jax.step import Batch, TrainState
@@ -31,35 +26,9 @@ from angpt_jax.stopping import StopRequest
 EXIT_STOPPED = 75  # a signal came and a checkpoint was written: run me again
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run that nothing speaks against: its resolved config and all that was made from it."""
-
-    config: Config
-    arch: Arch
-    sizes: Sizes
-    built: Experiment
-    tokens: TokenData
-    directory: Path
-
-    @property
-    def last_step(self) -> int:
-        return self.config.run.stop_at_step or self.config.run.steps
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.config.data.batch_size * self.config.model.context
-
-    @cached_property
-    def data_fingerprint(self) -> Fingerprint:
-        """What decides which tokens a step sees."""
-        data = self.config.data
-        return pipeline.pipeline_fingerprint(self.tokens, self.config.model.context, data.batch_size, data.shuffle_seed)
-
-
 def pretrain(config: Config, name: str) -> int:
     """Trains or continues the run of `config`; returns the exit code. `name` names the default run directory."""
-    job = prepare(config, name)
+    job = assemble(config, name)
     if config.dry_run:
         print(dry_run.describe(job.config, job.arch, job.sizes, job.built))
         return 0
@@ -77,49 +46,29 @@ def pretrain(config: Config, name: str) -> int:
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 
 
-def prepare(config: Config, name: str) -> Job:
-    """Checks what needs JAX or the data, then reads the tokens and builds. Writes nothing but the token cache.
-
-    The rules of `rules.check(config)` are taken to hold.
-    """
-    config, arch, sizes = experiment.resolved(config)
-    cli.raise_problems(rules.check(config, devices=jax.device_count()))
-    directory = run_dir.locate(config, name)
-    run_dir.check(directory, config)
-    tokens = load_tokens(config.data, config.model.vocab)
-    pipeline.check_length(tokens, config.model.context, config.data.source)
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
-    return Job(config, arch, sizes, experiment.build(config, arch, sizes), tokens, directory)
-
-
 def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.DatasetIterator]:
     """State and batches at the newest checkpoint, or at step 0."""
-    config, built, train_tokens = job.config, job.built, job.tokens.train
-    batches = pipeline.train_batches(
-        train_tokens,
-        job.tokens.tokenizer.end_of_document,
-        config.model.context,
-        config.data.batch_size,
-        config.data.shuffle_seed,
-        jax.process_index(),
-        jax.process_count(),
-    )
+    config, built = job.config, job.built
     print(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
-    print(f"{train_tokens.count:,} training tokens; {jax.device_count()} × {jax.devices()[0].device_kind}")
+    count = sum(part.stream.count for part in job.tokens.train)
+    print(f"{count:,} training tokens; {jax.device_count()} × {jax.devices()[0].device_kind}")
     step = checkpoints.latest_step()
     if step is None:
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but {job.directory} has no checkpoint; use auto to start at step 0")
-        return experiment.initial_state(built, config), batches
-    state, data = checkpoints.restore(step, built.abstract)
-    fingerprint = job.data_fingerprint
-    if changed := [name for name in fingerprint if data["fingerprint"].get(name) != fingerprint[name]]:
-        raise UserError(
-            f"data.source: the data of {job.directory} changed ({', '.join(changed)}), got {config.data.source!r}; "
-            "bring the old data back, or use another --run.dir"
-        )
-    batches.set_state(data["iterator"])
-    print(f"resumed at step {step} from {job.directory}")
+        state = experiment.initial_state(built, config)
+    else:
+        state, data = checkpoints.restore(step, built.abstract)
+        job.check_data(data["fingerprint"])
+        print(f"resumed at step {step} from {job.directory}")
+    batches = pipeline.train_batches(
+        job.tokens.train,
+        job.order,
+        start=step or 0,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        workers=config.data.workers,
+    )
     return state, batches
 
 
@@ -132,25 +81,24 @@ def run_job(
     began = time.perf_counter()
     train_step = compiled_steps(job)
     compile_seconds = time.perf_counter() - began
-    window_nats = make_window_nats(job.built.model)
-    validation = pipeline.validation_windows(
-        job.tokens.validation, job.tokens.tokenizer, config.model.context, config.data.validation_tokens
-    )
-    evaluations: list[Evaluation] = []
+    evaluator = make_evaluator(job, put)
 
     def evaluate_state(step: int, state: TrainState) -> None:
-        result = evaluate(window_nats, state.params, validation, config.data.batch_size, put)
-        evaluations.append(result)
-        record = {"step": step, "tokens": step * job.tokens_per_step}
-        writer.write(record | {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte})
-        progress.note(f"step {step}  validation {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte")
+        results = evaluator.evaluate(state.params)
+        writer.write({"step": step, "tokens": step * job.tokens_per_step} | as_record(results))
+        for name, result in results.items():
+            progress.note(f"step {step}  {name} {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte")
 
     def save(step: int, state: TrainState) -> None:
-        checkpoints.save(step, state, {"iterator": batches.get_state(), "fingerprint": job.data_fingerprint})
+        checkpoints.save(step, state, {"fingerprint": job.data_fingerprint})
+
+    warning = InputBound(config.data.workers)
 
     def emit(record: dict[str, Any]) -> None:
         writer.write(record)
         progress.update(record)
+        if said := warning.of(record):
+            progress.note(said)
 
     reporter = StepReporter(
         emit,
@@ -159,13 +107,14 @@ def run_job(
         job.tokens_per_step,
         job.built.flops_per_token(config.model.context),
     )
+    on_devices = sharding.ahead(batches, put)
     with MetricsWriter(job.directory, first_step) as writer, ProgressReport(first_step, job.last_step) as progress:
         state, stopped_by = run_steps(
             state,
             job.last_step,
             config.run,
             train_step=train_step,
-            next_batch=lambda: put(next(batches)),
+            next_batch=lambda: next(on_devices),
             evaluate=evaluate_state,
             save=save,
             reporter=reporter,
@@ -173,9 +122,19 @@ def run_job(
         )
     step_seconds = reporter.median_step_seconds()
     ending = {"compile_seconds": compile_seconds, "stopped_by": stopped_by}
-    summary = summarize(job, int(state.step), evaluations[-1] if evaluations else None, step_seconds) | ending
+    summary = summarize(job, int(state.step), evaluator.last, step_seconds) | ending
     write_whole(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
     return stopped_by
+
+
+def make_evaluator(job: Job, put: Callable[[Any], Any]) -> Evaluator:
+    """Of the validation sets of the job."""
+    data, context = job.config.data, job.config.model.context
+    sets = {
+        name: pipeline.validation_windows(stream, job.tokens.tokenizer, context, data.validation_tokens)
+        for name, stream in job.tokens.validation.items()
+    }
+    return Evaluator(make_window_nats(job.built.model), sets, data.batch_size, put)
 
 
 def compiled_steps(job: Job) -> Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]:

@@ -37,6 +37,7 @@ def _counts(config: Config) -> Iterator[str]:
         ("optim.decay_steps", config.optim.decay_steps, 1),
         ("data.batch_size", data.batch_size, 1),
         ("data.validation_tokens", data.validation_tokens, 1),
+        ("data.workers", data.workers, 0),
         ("run.steps", run.steps, 1),
         ("run.log_every_steps", run.log_every_steps, 1),
         ("run.instrument_every_steps", run.instrument_every_steps, 1),
@@ -68,6 +69,9 @@ def _floats(config: Config) -> Iterator[str]:
     ):
         if value is not None and not fits(value):
             yield f"{key}: must be {rule}, got {value}"
+    for source, weight in config.data.mixture.items():
+        if not 0 < weight < most:
+            yield f"data.mixture.{source}: must be a finite number > 0, got {weight}"
     for path, value in flatten(config.model.places, ("model", "places")):
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{'.'.join(path)}: must be a finite number, got {value}"
@@ -83,6 +87,8 @@ def _paths(config: Config) -> Iterator[str]:
     data, directory = config.data, config.run.dir
     for key, path in (
         ("data.source", data.source),
+        *((f"data.mixture.{source}", source) for source in data.mixture),
+        *((f"data.validation_sets.{name}", source) for name, source in data.validation_sets.items()),
         ("data.tokenizer", data.tokenizer),
         ("data.cache_dir", data.cache_dir),
         ("run.dir", directory),

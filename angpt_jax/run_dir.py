@@ -19,6 +19,8 @@ from angpt_jax.files import write_whole
 # Fields that may change between two starts of one run: they don't touch what is computed.
 FREE = {
     "data.cache_dir",
+    "data.on_change",
+    "data.workers",
     "dry_run",
     "mesh.fsdp",
     "mesh.replica",
@@ -33,6 +35,8 @@ FREE = {
     "run.resume",
     "run.stop_at_step",
 }
+# What --data.on_change continue frees besides: the model stays what it is, and so do its steps.
+OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 
 
@@ -60,7 +64,12 @@ def check(directory: Path, config: Config) -> None:
         return
     if config.run.resume == "never":
         raise UserError(f"run.dir: holds a run already, got {str(directory)!r}; use another one, or --run.resume auto")
-    changes = [change for change in cli.changed(load_config(directory), config) if change[0] not in FREE]
+    other_data = OTHER_DATA if config.data.on_change == "continue" else ()
+    changes = [
+        change
+        for change in cli.changed(load_config(directory), config)
+        if change[0] not in FREE and not change[0].startswith(other_data)
+    ]
     if changes:
         raise UserError(
             *(

@@ -1,7 +1,9 @@
 """The mesh of devices, and where each parameter and each batch lies on it: a table from logical axes to mesh axes."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -61,6 +63,14 @@ def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The first axis (sequences) split over replicas and fsdp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def ahead(batches: Iterator[Any], put: Callable[[Any], Any], count: int = 2) -> Iterator[Any]:
+    """The batches on their devices, `count` of them under way before they are asked for."""
+    waiting = deque(put(batch) for batch in itertools.islice(batches, count))
+    while waiting:
+        yield waiting.popleft()
+        waiting.extend(put(batch) for batch in itertools.islice(batches, 1))
 
 
 def batch_putter(mesh: Mesh) -> Callable[[Any], Any]:

@@ -14,7 +14,8 @@ from jax import Array
 from angpt_jax import ops
 from angpt_jax.measure import COLLECTION
 
-Batch = dict[str, Array]  # tokens and segments, int32 (B, L+1): targets are the tokens shifted by one
+# tokens and segments, int32 (B, L+1): targets are the tokens shifted by one; weights, float32 (B, L): which count
+Batch = dict[str, Array]
 
 
 @flax.struct.dataclass
@@ -74,7 +75,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def mean_nats(params: Any) -> tuple[Array, Any]:
             nats_BL, measured = _nats_and_measured(model, params, batch, measured=observe is not None)
-            return nats_BL.mean(), measured
+            return jnp.sum(nats_BL * batch["weights"]) / jnp.sum(batch["weights"]), measured
 
         (loss, measured), gradients = jax.value_and_grad(mean_nats, has_aux=True)(state.params)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)

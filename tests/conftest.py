@@ -116,7 +116,8 @@ def random_batch(sizes: Sizes = SIZES, batch: int = BATCH, length: int = LENGTH)
     """Tokens (B, L+1), and segments of several documents in each row."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, sizes.vocab, (batch, length + 1), dtype=np.int32)
-    return {"tokens": tokens, "segments": np.sort(rng.integers(0, 3, (batch, length + 1), dtype=np.int32), axis=1)}
+    segments = np.sort(rng.integers(1, 4, (batch, length + 1), dtype=np.int32), axis=1)
+    return {"tokens": tokens, "segments": segments, "weights": np.ones((batch, length), np.float32)}
 
 
 def even_batch() -> dict[str, Any]:

@@ -32,6 +32,9 @@ ONE_LINE: list[tuple[str, str]] = [
     ),
     ("--model.kv_heads 3", "model.kv_heads: must divide model.heads, got 3 with 2 heads; one of 1, 2"),
     ("--run.instrument_every_steps 0", "run.instrument_every_steps: must be >= 1, got 0"),
+    ("--data.workers -1", "data.workers: must be >= 0, got -1"),
+    ("--data.mixture.text 0", "data.mixture.text: must be a finite number > 0, got 0.0"),
+    ("--data.packing tight", "data.packing: expected concatenate or best_fit, got 'tight'"),
     ("--model.places.gates.part gated", "model.places.gates: unknown place, got 'gates'; did you mean gate?"),
     (
         "--model.width 33",
@@ -98,10 +101,10 @@ def test_one_line_names_field_value_and_what_is_allowed(bad_train: BadTrain, fla
 def test_a_sequence_longer_than_the_data_is_refused(bad_train: BadTrain) -> None:
     lines = bad_train("--model.context", "9000")
     assert lines == [
-        "model.context: sequence longer than the data, 9001 tokens needed and 8028 found in the training split of "
-        "data.source text, got 9000; at most 8027, or more text",
-        "model.context: sequence longer than the data, 9001 tokens needed and 875 found in the validation split of "
-        "data.source text, got 9000; at most 874, or more text",
+        "model.context: sequence longer than the data, 9001 tokens needed and 8028 found in the training data of "
+        "text, got 9000; at most 8027, or more text",
+        "model.context: sequence longer than the data, 9001 tokens needed and 875 found in the validation set "
+        "validation, got 9000; at most 874, or more text",
     ]
 
 

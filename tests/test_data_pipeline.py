@@ -1,196 +1,202 @@
-"""Which tokens a batch holds, that its order can be resumed, and that an evaluation counts every target once."""
+"""Which tokens a batch holds, what its fingerprint says of them, and that an evaluation counts every target once."""
 
 import dataclasses
 import json
-import pickle
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from token_streams import END, FIRST, numbered, stack, write_stream
 
-from angpt_jax.data.pipeline import _Windows, check_length, pipeline_fingerprint, train_batches, validation_windows
+from angpt_jax.data.pipeline import (
+    Batch,
+    Order,
+    Packing,
+    check_length,
+    pipeline_fingerprint,
+    train_batches,
+    validation_windows,
+)
+from angpt_jax.data.shards import TokenStream
 from angpt_jax.data.tokenizer import ByteTokenizer
-from angpt_jax.data.tokens import TokenData, TokenFile
+from angpt_jax.data.tokens import TokenData, Weighted
 from angpt_jax.errors import UserError
 
-END = 256
+ORDER = Order(context=4, batch_size=3, seed=0)
+every_packing = pytest.mark.parametrize("packing", get_args(Packing))
 
 
-@pytest.fixture
-def make_file(tmp_path):
-    """Writes a stream of ids to a token file."""
-
-    def make(ids, name: str = "train.bin") -> TokenFile:
-        np.asarray(ids, np.uint16).tofile(tmp_path / name)
-        return TokenFile(str(tmp_path / name), "uint16", len(ids))
-
-    return make
+def order(**changes: Any) -> Order:
+    return dataclasses.replace(ORDER, **changes)
 
 
-def numbered(count: int) -> range:
-    """A stream in which every id says where it stands, behind all ids that mean something."""
-    return range(1000, 1000 + count)
-
-
-def first_batches(file: TokenFile, count: int, **settings) -> list[dict[str, np.ndarray]]:
-    defaults = {"end_of_document": END, "context": 4, "batch_size": 3, "seed": 0}
-    with closing(train_batches(file, **(defaults | settings))) as batches:
+def first_batches(train: TokenStream | Sequence[Weighted], count: int, order: Order = ORDER, **options) -> list[Batch]:
+    train = [Weighted("text", train)] if isinstance(train, TokenStream) else train
+    with closing(train_batches(train, order, **options)) as batches:
         return [next(batches) for _ in range(count)]
 
 
-def rows(batches: list[dict[str, np.ndarray]]) -> list[tuple[int, ...]]:
-    return [tuple(row) for batch in batches for row in batch["tokens"].tolist()]
+def rows(batches: list[Batch]) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in stack(batches)["tokens"].tolist()]
 
 
-def random_stream(seed: int, count: int) -> np.ndarray:
+def one_document(tmp_path, ids: int, name: str = "train") -> TokenStream:
+    """A stream of so many ids in which every one says where it stands."""
+    return write_stream(tmp_path, numbered([ids - 2]), name=name)
+
+
+def random_documents(seed: int, count: int = 12) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return np.where(rng.random(count) < 0.2, END, rng.integers(0, 256, count))
+    return [rng.integers(0, 256, length) for length in rng.integers(0, 30, count)]
 
 
-def test_batches_are_int32_of_context_plus_one(make_file):
-    (batch,) = first_batches(make_file(numbered(50)), 1)
-    assert batch.keys() == {"tokens", "segments"}
-    assert all(array.shape == (3, 5) and array.dtype == np.int32 for array in batch.values())
+@every_packing
+def test_batches_are_rows_of_context_plus_one_with_the_weight_of_every_target(tmp_path, packing):
+    (batch,) = first_batches(one_document(tmp_path, 50), 1, order(packing=packing))
+    shapes = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert shapes == {"tokens": ((3, 5), np.int32), "segments": ((3, 5), np.int32), "weights": ((3, 4), np.float32)}
 
 
-@pytest.mark.parametrize("count", [41, 42, 44])
-def test_every_target_comes_once_per_epoch_and_the_next_epoch_has_another_order(make_file, count):
+@pytest.mark.parametrize(("ids", "padding"), [(41, 0), (38, 3), (40, 1)])
+def test_every_target_comes_once_per_epoch_and_the_next_epoch_has_another_order(tmp_path, ids, padding):
     """Windows overlap by the one token that is a target in the first and only an input in the second."""
-    seen = rows(first_batches(make_file(numbered(count)), 20, batch_size=5))
-    windows = {tuple(numbered(count)[start : start + 5]) for start in range(0, 40, 4)}
-    epochs = [seen[start : start + 10] for start in range(0, 100, 10)]
-    assert all(set(epoch) == windows for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 10
-    targets = [token for window in epochs[0] for token in window[1:]]
-    assert sorted(targets) == list(numbered(41))[1:]
+    stream = one_document(tmp_path, ids)
+    expected = stream.open().read(0, ids).tolist()
+    batches = first_batches(stream, 20, order(batch_size=5))
+    epochs = [batches[start : start + 2] for start in range(0, 20, 2)]
+    for epoch in epochs:
+        whole = stack(epoch)
+        assert sorted(whole["tokens"][:, 1:][whole["weights"] == 1].tolist()) == sorted(expected[1:])
+        assert np.sum(whole["weights"] == 0) == padding
+    assert len({tuple(rows(epoch)) for epoch in epochs}) == 10
 
 
-def test_order_depends_on_the_seed_and_no_epoch_of_one_seed_is_an_epoch_of_the_next(make_file):
-    file = make_file(numbered(4 * 9 + 1))
-    orders = {seed: rows(first_batches(file, 12, seed=seed)) for seed in range(4)}
-    assert orders[0] == rows(first_batches(file, 12, seed=0))
-    epochs = [tuple(order[start : start + 9]) for order in orders.values() for start in range(0, 36, 9)]
-    assert len(set(epochs)) == len(epochs)
+@every_packing
+def test_order_depends_on_the_seed_and_no_epoch_of_one_seed_is_an_epoch_of_the_next(tmp_path, packing):
+    stream = write_stream(tmp_path, numbered([3] * 9))
+    orders = {seed: rows(first_batches(stream, 12, order(seed=seed, packing=packing))) for seed in range(4)}
+    assert orders[0] == rows(first_batches(stream, 12, order(packing=packing)))
+    epochs = [tuple(seen[start : start + 9]) for seen in orders.values() for start in range(0, 36, 9)]
+    assert len(set(epochs)) == len(epochs) and len({frozenset(epoch) for epoch in epochs}) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_segments_count_the_documents_of_the_window(make_file, seed):
-    for batch in first_batches(make_file(random_stream(seed, 200)), 10, context=16):
+def test_segments_count_the_documents_of_the_window(tmp_path, seed):
+    """From 1 on, and the padding behind the end of the stream is 0."""
+    for batch in first_batches(write_stream(tmp_path, random_documents(seed)), 10, order(context=16)):
         for tokens, segments in zip(batch["tokens"].tolist(), batch["segments"].tolist(), strict=True):
-            assert segments == [tokens[: i + 1].count(END) for i in range(len(tokens))]
+            numbers = [tokens[: i + 1].count(END) + (tokens[0] != END) for i in range(len(tokens))]
+            assert segments == [number if segment else 0 for number, segment in zip(numbers, segments, strict=True)]
 
 
-@pytest.mark.parametrize("processes", [2, 3, 6])
-def test_global_batch_does_not_depend_on_the_number_of_processes(make_file, processes):
-    file = make_file(numbered(4 * 10 + 1))
-    settings = {"batch_size": 6, "seed": 5}
-    whole = first_batches(file, 8, **settings)
-    shares = [
-        first_batches(file, 8, process_index=index, process_count=processes, **settings) for index in range(processes)
-    ]
-    for step, batch in enumerate(whole):
-        parts = [share[step] for share in shares]
-        assert all(part["tokens"].shape == (6 // processes, 5) for part in parts)
-        assert sorted(rows(parts)) == sorted(rows([batch]))
-
-
-def test_batch_that_processes_cannot_share_is_the_users_error(make_file):
+def test_batch_that_processes_cannot_share_is_the_users_error(tmp_path):
     with pytest.raises(UserError, match=r"^data\.batch_size: .*got 3; a multiple of 2"):
-        first_batches(make_file(numbered(50)), 1, process_count=2)
+        first_batches(one_document(tmp_path, 50), 1, process_count=2)
 
 
-@pytest.mark.parametrize("process_count", [1, 3])
-@pytest.mark.parametrize("step", [0, 1, 7, 40])
-def test_fresh_iterator_resumes_exactly(make_file, step, process_count):
-    settings = {"end_of_document": END, "context": 4, "batch_size": 3, "seed": 1, "process_count": process_count}
-    file = make_file(random_stream(0, 90))
-    with closing(train_batches(file, **settings)) as running:
-        for _ in range(step):
-            next(running)
-        state = json.loads(json.dumps(running.get_state()))
-        expected = [next(running) for _ in range(20)]
-    with closing(train_batches(file, **settings)) as fresh:
-        next(fresh)
-        fresh.set_state(state)
-        resumed = [next(fresh) for _ in range(20)]
-    for before, after in zip(expected, resumed, strict=True):
-        np.testing.assert_array_equal(before["tokens"], after["tokens"])
-        np.testing.assert_array_equal(before["segments"], after["segments"])
+def mixture(tmp_path, weights: Sequence[float], rows: int = 10) -> list[Weighted]:
+    """Sources of as many windows of 4 targets each; the ids of source k are those above 10,000 k."""
+    documents = [np.arange(10_000 * number, 10_000 * number + 4 * rows - 1) for number in range(1, len(weights) + 1)]
+    streams = [write_stream(tmp_path, [ids], name=f"source{k}") for k, ids in enumerate(documents)]
+    return [Weighted(f"source{k}", stream, weights[k]) for k, stream in enumerate(streams)]
 
 
-def token_data(train: TokenFile, validation: TokenFile) -> TokenData:
-    return TokenData(ByteTokenizer(), train, validation, {"text": "some hash", "format": 1})
+@every_packing
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (3, 1, 1), (1, 0.05)])
+def test_rows_of_a_mixture_are_shared_by_its_weights(tmp_path, packing, weights):
+    train = mixture(tmp_path, weights, rows=1000)  # grain is slow to shuffle a few
+    sources = [max(row) // 10_000 - 1 for row in rows(first_batches(train, 60, order(batch_size=10, packing=packing)))]
+    for count in (100, 600):
+        shares = [sources[:count].count(k) / count for k in range(len(weights))]
+        np.testing.assert_allclose(shares, np.array(weights) / sum(weights), atol=2 / count + 0.005)
 
 
-def test_fingerprint_tells_apart_what_gives_other_batches(make_file):
-    file = make_file(numbered(100))
-    tokens = token_data(file, file)
-    settings = {"context": 4, "batch_size": 3, "seed": 0}
-    changed = dataclasses.replace(tokens, fingerprint={"text": "another hash", "format": 1})
-    fingerprints = [
-        pipeline_fingerprint(tokens, **settings),
-        pipeline_fingerprint(changed, **settings),
-        *(pipeline_fingerprint(tokens, **(settings | {name: 5})) for name in settings),
-    ]
-    first, *others = fingerprints
-    for name, other in zip(["text", "context", "batch_size", "shuffle_seed"], others, strict=True):
-        assert first[name] != other[name]
-    assert pipeline_fingerprint(tokens, **settings) == json.loads(json.dumps(first))
+def test_every_source_of_a_mixture_keeps_its_epochs(tmp_path):
+    train = mixture(tmp_path, (0.6, 0.4), rows=40)
+    seen = rows(first_batches(train, 100))
+    for number, part in enumerate(train, 1):
+        mine = [row for row in seen if max(row) // 10_000 == number]
+        epochs = [mine[start : start + 40] for start in range(0, len(mine) - 39, 40)]
+        assert len(epochs) > 2 and all(len(set(epoch)) == 40 for epoch in epochs)
+        assert mine[:40] == rows(first_batches(part.stream, 14))[:40]
+    assert seen == rows(first_batches(train, 100))
 
 
-def test_fingerprint_holds_the_order_that_training_has(make_file):
-    file = make_file(numbered(4 * 64 + 1))
-    first = [row[0] for row in rows(first_batches(file, 4, batch_size=2, seed=9))]
-    fingerprint = pipeline_fingerprint(token_data(file, file), context=4, batch_size=2, seed=9)
-    assert str(fingerprint["first_windows"]) == " ".join(str((token - 1000) // 4) for token in first)
+def token_data(stream: TokenStream, validation: TokenStream | None = None) -> TokenData:
+    train = (Weighted("book.txt", stream),)
+    return TokenData(ByteTokenizer(), train, {"validation": validation or stream}, {"tokens": "a hash", "weight": 1.0})
 
 
-def test_pickled_pipeline_does_not_hold_the_tokens(make_file):
-    """Grain pickles the source where worker processes read it."""
-    windows = _Windows(make_file(numbered(50_000)), 4)
-    expected = windows[3].tolist()
-    pickled = pickle.dumps(windows)
-    assert len(pickled) < 400
-    assert pickle.loads(pickled)[3].tolist() == expected
+def test_fingerprint_names_what_gives_other_batches(tmp_path):
+    tokens = token_data(one_document(tmp_path, 100))
+    first = pipeline_fingerprint(tokens, ORDER)
+    assert first == json.loads(json.dumps(pipeline_fingerprint(tokens, order())))
+    other_data = dataclasses.replace(tokens, fingerprint={"tokens": "another hash", "weight": 1.0})
+    others = {
+        "tokens": pipeline_fingerprint(other_data, ORDER),
+        "context": pipeline_fingerprint(tokens, order(context=5)),
+        "batch_size": pipeline_fingerprint(tokens, order(batch_size=5)),
+        "shuffle_seed": pipeline_fingerprint(tokens, order(seed=5)),
+        "packing": pipeline_fingerprint(tokens, order(packing="best_fit")),
+    }
+    for name, other in others.items():
+        changed = {key for key in first | other if first.get(key) != other.get(key)}
+        assert changed - {"shuffle"} == {name}
 
 
-def test_context_must_fit_into_both_splits(make_file):
-    shorter, longer = make_file(numbered(8)), make_file(numbered(9), "longer.bin")
-    check_length(token_data(longer, longer), 8, "book.txt")
+def test_fingerprint_holds_the_order_that_training_has(tmp_path):
+    """Of as many rows as it samples."""
+    stream = one_document(tmp_path, 4 * 1009 + 1)
+    first = [row[1] for row in rows(first_batches(stream, 3, order(seed=9)))][:8]
+    fingerprint = pipeline_fingerprint(token_data(stream), order(seed=9))
+    assert fingerprint["shuffle"] == " ".join(str((token - FIRST) // 4) for token in first)
+
+
+def test_context_must_fit_into_all_data(tmp_path):
+    shorter, longer = one_document(tmp_path, 8), one_document(tmp_path, 9, "longer")
+    check_length(token_data(longer), 8)
     with pytest.raises(UserError) as caught:
-        check_length(token_data(longer, shorter), 8, "book.txt")
+        check_length(token_data(longer, shorter), 8)
     (problem,) = caught.value.problems
     assert problem.startswith("model.context: sequence longer than the data")
-    assert all(
-        words in problem for words in ["9 tokens needed", "8 found", "validation", "book.txt", "got 8; at most 7"]
-    )
+    assert all(words in problem for words in ["9 tokens needed", "8 found", "validation", "got 8; at most 7"])
     with pytest.raises(UserError) as caught:
-        check_length(token_data(shorter, shorter), 8, "book.txt")
-    assert ["training" in problem for problem in caught.value.problems] == [True, False]
+        check_length(token_data(shorter), 8)
+    assert ["book.txt" in problem for problem in caught.value.problems] == [True, False]
 
 
 @pytest.mark.parametrize("context", [1, 4, 7])
 @pytest.mark.parametrize("max_tokens", [1, 8, 27, 28, 29, 10_000])
-def test_evaluation_has_every_target_once_in_order(make_file, context, max_tokens):
-    stream = random_stream(max_tokens, 29)
-    windows = validation_windows(make_file(stream), ByteTokenizer(), context, max_tokens)
+def test_evaluation_has_every_target_once_in_order(tmp_path, context, max_tokens):
+    stream = write_stream(tmp_path, [np.arange(20), np.arange(0), np.arange(5)], shards=2)
+    assert stream.count == 29
+    ids = stream.open().read(0, min(max_tokens, 28) + 1)
+    windows = validation_windows(stream, ByteTokenizer(), context, max_tokens)
     inputs, targets = windows.tokens[:, :-1], windows.tokens[:, 1:]
     counts = windows.weights == 1
-    expected = stream[: min(max_tokens, 28) + 1]
-    np.testing.assert_array_equal(targets[counts], expected[1:])
-    np.testing.assert_array_equal(inputs[counts], expected[:-1])
+    np.testing.assert_array_equal(targets[counts], ids[1:])
+    np.testing.assert_array_equal(inputs[counts], ids[:-1])
     assert np.all(windows.weights[~counts] == 0) and np.all(targets[~counts] == END)
     assert counts.any(axis=1).all()
-    np.testing.assert_array_equal(windows.segments, np.cumsum(windows.tokens == END, axis=1))
+    np.testing.assert_array_equal(windows.segments[:, 1:][~counts], 0)
+    begun = (windows.tokens[:, :1] != END) + np.cumsum(windows.tokens == END, axis=1)
+    np.testing.assert_array_equal(windows.segments[:, 1:][counts], begun[:, 1:][counts])
     assert (windows.tokens.dtype, windows.segments.dtype, windows.weights.dtype) == (np.int32, np.int32, np.float32)
 
 
-def test_evaluation_counts_the_bytes_of_its_targets(make_file):
-    """The first token is no target, and an end of a document is a target without bytes."""
+def test_evaluation_counts_the_bytes_of_its_targets(tmp_path):
+    """An end of a document is a target without bytes."""
     text = "héllo\n".encode()
-    stream = [END, *text, END, *b"wor", END]
-    whole = validation_windows(make_file(stream), ByteTokenizer(), 4, 100)
-    assert (whole.bytes, whole.weights.sum()) == (len(text) + 3, len(stream) - 1)
-    assert validation_windows(make_file(stream), ByteTokenizer(), 4, 3).bytes == 3
-    assert validation_windows(make_file(stream), ByteTokenizer(), 4, len(text) + 1).bytes == len(text)
-    assert validation_windows(make_file(stream[1:]), ByteTokenizer(), 4, 100).bytes == len(text) - 1 + 3
+    stream = write_stream(tmp_path, [np.array(list(text)), np.array(list(b"wor"))])
+    whole = validation_windows(stream, ByteTokenizer(), 4, 100)
+    assert (whole.bytes, whole.weights.sum()) == (stream.text_bytes, stream.count - 1) == (len(text) + 3, 12)
+    assert validation_windows(stream, ByteTokenizer(), 4, 3).bytes == 3
+    assert validation_windows(stream, ByteTokenizer(), 4, len(text) + 1).bytes == len(text)
+
+
+def test_mixture_of_equal_weights_uses_each_source_alike(tmp_path):
+    counts = Counter(max(row) // 10_000 for row in rows(first_batches(mixture(tmp_path, (1, 1, 1)), 30)))
+    assert counts == {1: 30, 2: 30, 3: 30}

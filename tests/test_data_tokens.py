@@ -1,4 +1,4 @@
-"""The token files hold exactly the text, and the cache never gives anything else."""
+"""The tokens are exactly the text, and the cache never gives anything else."""
 
 import dataclasses
 import json
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from token_streams import texts_of
 
 from angpt_jax.config import DataConfig
 from angpt_jax.data.corpus import read_documents, split_documents
 from angpt_jax.data.tokenizer import train_bpe
-from angpt_jax.data.tokens import TokenData, TokenFile, load_tokens
+from angpt_jax.data.tokens import TokenData, load_tokens
 from angpt_jax.errors import StorageError, UserError
 
 VOCAB = 300
@@ -34,16 +35,13 @@ def with_tokenizer(config: DataConfig, name: str) -> DataConfig:
     return dataclasses.replace(config, tokenizer=name)
 
 
-def texts_of(tokens: TokenData, file: TokenFile) -> list[str]:
-    """The documents of a stream, which begins and ends with the id that ends a document."""
-    stream = np.asarray(file.open())
-    ends = np.flatnonzero(stream == tokens.tokenizer.end_of_document)
-    assert ends[0] == 0 and ends[-1] == len(stream) - 1
-    return [tokens.tokenizer.decode(ids[1:]) for ids in np.split(stream, ends[1:-1])]
+def folder_of(tokens: TokenData) -> Path:
+    """Where the training tokens lie."""
+    return Path(tokens.train[0].stream.folder)
 
 
 def contents(tokens: TokenData) -> list[list[str]]:
-    return [texts_of(tokens, file) for file in (tokens.train, tokens.validation)]
+    return [texts_of(tokens.tokenizer, stream) for stream in (tokens.train[0].stream, tokens.validation["validation"])]
 
 
 def built(capsys) -> bool:
@@ -79,7 +77,9 @@ def test_ids_are_as_narrow_as_the_tokenizer_allows(config, tmp_path, ids, dtype)
     path = tmp_path / "large.json"
     path.write_text(json.dumps(spec), "utf-8")
     tokens = load_tokens(with_tokenizer(config, str(path)), ids)
-    assert tokens.train.dtype == tokens.train.open().dtype == dtype
+    (part,) = tokens.train
+    assert part.stream.dtype == dtype
+    assert part.stream.shards[0].bytes == np.dtype(dtype).itemsize * (part.stream.count - 1)
     assert sum(len(texts) for texts in contents(tokens)) == 8
 
 
@@ -105,7 +105,7 @@ def test_anything_that_changes_the_tokens_makes_another_cache_and_fingerprint(co
     variants.append(load())
     Path(config.source, "1.txt").rename(Path(config.source, "renamed.txt"))
     variants.append(load())
-    assert len({variant.train.path for variant in variants}) == len(variants)
+    assert len({folder_of(variant) for variant in variants}) == len(variants)
     assert len({json.dumps(variant.fingerprint) for variant in variants}) == len(variants)
 
 
@@ -137,7 +137,7 @@ def test_damaged_cache_is_made_again(config, capsys, file, damage):
     good = load_tokens(bpe, VOCAB)
     expected = contents(good)
     assert built(capsys)
-    damage(Path(good.train.path).with_name(file))
+    damage(folder_of(good) / file)
     again = load_tokens(bpe, VOCAB)
     assert built(capsys)
     assert (contents(again), again.train, again.fingerprint) == (expected, good.train, good.fingerprint)
@@ -155,7 +155,7 @@ def test_processes_that_build_the_same_cache_all_end_with_it(config):
 
 def test_nothing_but_finished_caches_is_left(config):
     tokens = load_tokens(config, VOCAB)
-    folder = Path(tokens.train.path).parent
+    folder = folder_of(tokens)
     assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -198,20 +198,15 @@ def test_default_cache_is_in_the_users_cache_folder(config, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / xdg) if xdg else "")
     tokens = load_tokens(dataclasses.replace(config, cache_dir=None), VOCAB)
     expected = tmp_path / xdg if xdg else tmp_path / "home" / ".cache"
-    assert Path(tokens.train.path).is_relative_to(expected / "angpt_jax" / "tokens")
-
-
-def test_manifest_tells_what_the_files_are(config):
-    tokens = load_tokens(config, VOCAB)
-    manifest = json.loads(Path(tokens.train.path).with_name("manifest.json").read_text("utf-8"))
-    described = manifest["files"]["train"]
-    assert described["count"] == tokens.train.count
-    assert described["bytes"] == Path(tokens.train.path).stat().st_size == 2 * tokens.train.count
-    assert manifest["fingerprint"] == tokens.fingerprint
+    assert folder_of(tokens).is_relative_to(expected / "angpt_jax" / "tokens")
 
 
 def test_token_data_pickles_without_the_tokens(config):
     tokens = load_tokens(config, VOCAB)
-    assert isinstance(tokens.train.open(), np.memmap)
-    assert len(pickle.dumps(tokens.train)) < 300
+    assert len(pickle.dumps(tokens.train)) < 800
     assert pickle.loads(pickle.dumps(tokens)).train == tokens.train
+
+
+def test_fingerprint_of_other_tokens_of_the_same_text_names_the_tokenizer(config):
+    bytes_, bpe = (load_tokens(with_tokenizer(config, name), VOCAB).fingerprint for name in ("bytes", "bpe"))
+    assert {name for name in bytes_ if bytes_[name] != bpe[name]} == {"tokens", "tokenizer"}

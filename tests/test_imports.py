@@ -15,12 +15,14 @@ LEVELS = [
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli rules",
-    "optim sharding checkpoint metrics flops progress stopping run_dir nu.monte_carlo "
-    "data data.corpus data.tokenizer data.tokens data.pipeline",
+    "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir nu.monte_carlo "
+    "data data.corpus data.tokenizer data.shards data.prepared data.packing data.tokens data.pipeline "
+    "data.sources data.units data.streams data.columns data.readers data.tfds_sets data.words data.work data.build "
+    "data.workspace data.plans",
     "step instruments evaluate experiment dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "pretrain",
-    "train sample report nu.__main__",
+    "job pretrain",
+    "train sample prepare report nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
@@ -29,7 +31,8 @@ WITHIN = {
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
-    4: [("data", "data")],
+    4: [("data", "data"), ("data.build", "stopping")],
+    6: [("pretrain", "job")],
     5: [
         ("evaluate", "step"),
         ("instruments", "step"),

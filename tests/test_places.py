@@ -411,7 +411,8 @@ def drawn(boxed: Any) -> Any:
 def block_output(arch: Arch, variables: Any) -> Array:
     """The stream behind layer 2, op by op: tiny arrays need no compiler."""
     block = Block(arch, SIZES, jnp.float32)
-    return block.apply(variables, STREAM_BLD, jnp.float32(2), *settings_of_attention())[0]  # pyright: ignore
+    outputs: Any = block.apply(variables, STREAM_BLD, jnp.float32(2), *settings_of_attention())
+    return outputs[0]
 
 
 def first_variables(arch: Arch) -> Any:
@@ -555,6 +556,11 @@ CHAINS: dict[str, dict[str, Any]] = {  # of anGPT: places of which one sees what
         ]
     },
     "gate plain, hidden_norm rms_norm": {"gate": {"part": "plain"}, "hidden_norm": {"part": "rms_norm"}},
+    "relu, branch_norm unit_norm": {"gate": {"activation": "relu"}, "branch_norm": {"part": "unit_norm"}},
+    "plain relu_squared, branch_norm unit_norm": {
+        "gate": {"part": "plain", "activation": "relu_squared"},
+        "branch_norm": {"part": "unit_norm"},
+    },
 }
 MIXED = {name: recipe(SIZES) for name, recipe in RECIPES.items()} | {
     f"angpt, {name}": override(ANGPT, places, SIZES) for name, places in CHAINS.items()

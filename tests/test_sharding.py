@@ -56,8 +56,8 @@ def on_one_device(case: str) -> tuple[TrainState, dict[str, float]]:
     model, (tx, schedule) = CASES[case], chain(CASES[case])
     loss, gradients = loss_and_gradients(model)
     updates, opt_state = jax.jit(tx.update)(gradients, tx.init(model.random), model.random)
-    metrics = {"loss": float(loss), "grad_norm": float(optax.tree.norm(gradients)), "lr": np.asarray(schedule(0)).item()}
-    return TrainState(jnp.int32(1), optax.apply_updates(model.random, updates), opt_state), metrics
+    metrics: Any = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(0)}
+    return TrainState(jnp.int32(1), optax.apply_updates(model.random, updates), opt_state), jax.tree.map(float, metrics)
 
 
 @cache

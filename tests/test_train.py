@@ -96,11 +96,13 @@ def test_changed_data_is_refused_and_nothing_is_overwritten(workspace: Path, res
     text.write_text(original.replace("return x", "return y"))
     flags = ("--config", "tiny.yaml", "--run.dir", "runs/resumed", "--run.log_every_steps", "2")
     done = run_process(workspace, "train", *flags)
+    willing = run_process(workspace, "train", *flags, "--data.on_change", "continue")
     text.write_text(original)
+    assert willing.code == 0 and "the data changed (tokens): going on with the new ones" in willing.err
     assert done.code == 2
     assert [line for line in done.err.splitlines() if "error" in line] == [
-        f"angpt_jax: error: data.source: the data of {resumed_run} changed (text), got 'text'; "
-        "bring the old data back, or use another --run.dir"
+        f"angpt_jax: error: data.source: the data of {resumed_run} changed (tokens), got 'text'; "
+        "bring the old data back, use another --run.dir, or go on with other data by --data.on_change continue"
     ]
     assert tree(resumed_run) == before
 

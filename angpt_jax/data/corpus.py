@@ -5,12 +5,14 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from angpt_jax.errors import StorageError, UserError
 
 STDLIB = "stdlib"
-_STDLIB_LEFT_OUT = frozenset(
+STDLIB_LEFT_OUT = frozenset(
     {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
 )
 
@@ -50,8 +52,8 @@ def split_documents(documents: Sequence[Document], validation_fraction: float) -
     """
     if len(documents) == 1:
         return _cut(documents[0], validation_fraction)
-    ordered = sorted(documents, key=lambda document: _name_hash(document.name))
-    held_out = sum(_name_hash(document.name) < validation_fraction for document in ordered)
+    ordered = sorted(documents, key=lambda document: name_hash(document.name))
+    held_out = sum(name_hash(document.name) < validation_fraction for document in ordered)
     held_out = min(max(held_out, 1), len(ordered) - 1)
     return ordered[held_out:], ordered[:held_out]
 
@@ -70,7 +72,7 @@ def _name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")  # how Python keeps a file name that is not UTF-8
 
 
-def _name_hash(name: str) -> float:
+def name_hash(name: str) -> float:
     """sha256 of the name as a number in [0, 1]."""
     return int.from_bytes(hashlib.sha256(_name_bytes(name)).digest()[:8], "big") / 2**64
 
@@ -91,7 +93,7 @@ def _cut(document: Document, validation_fraction: float) -> tuple[list[Document]
 
 
 def _stdlib_names(root: Path) -> list[str]:
-    return [name for name in _walk(root, _STDLIB_LEFT_OUT) if name.endswith(".py")]
+    return [name for name in walk(root, STDLIB_LEFT_OUT) if name.endswith(".py")]
 
 
 def _root_and_names(source: str) -> tuple[Path, list[str]]:
@@ -102,17 +104,17 @@ def _root_and_names(source: str) -> tuple[Path, list[str]]:
     if not path.is_dir():
         problem = "neither a file nor a folder" if path.exists() else "does not exist"
         raise UserError(f"data.source: {problem}, got {source}; {STDLIB}, a text file or a folder of text files")
-    names = _walk(path)
+    names = walk(path)
     if not names:
         raise UserError(f"data.source: no files in the folder, got {source}; a folder of text files (not hidden ones)")
     return path, names
 
 
-def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> list[str]:
+def walk(root: Path, left_out: frozenset[str] = frozenset(), key: str = "data.source") -> list[str]:
     """Sorted POSIX paths, relative to root, of the files below it that are neither hidden nor in a left-out folder."""
 
     def names() -> Iterator[str]:
-        for folder, subfolders, files in os.walk(root, onerror=_unreadable):
+        for folder, subfolders, files in os.walk(root, onerror=partial(unreadable, key=key)):
             subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in left_out]
             relative = Path(folder).relative_to(root)
             yield from ((relative / name).as_posix() for name in files if not name.startswith("."))
@@ -129,11 +131,11 @@ def _read_text(path: Path, strict: bool) -> str:
             return ""
         raise UserError(f"data.source: not UTF-8 at byte {error.start}, got {path}; UTF-8 text") from error
     except OSError as error:
-        _unreadable(error)
-        raise
+        unreadable(error)
 
 
-def _unreadable(error: OSError) -> None:
+def unreadable(error: OSError, key: str = "data.source") -> NoReturn:
+    """Raises the StorageError of a file or folder that can't be read."""
     raise StorageError(
-        f"data.source: can't be read ({error.strerror}), got {error.filename}; files that this user may read"
+        f"{key}: can't be read ({error.strerror}), got {error.filename}; files that this user may read"
     ) from error

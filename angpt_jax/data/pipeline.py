@@ -1,16 +1,21 @@
 """Batches for training, in an order that depends on the seed and the step only, and the windows of an evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Literal
 
 import grain
 import numpy as np
+from absl import flags
 
+from angpt_jax.data.packing import PackedRows, Windows, filled
+from angpt_jax.data.shards import TokenStream
 from angpt_jax.data.tokenizer import Tokenizer
-from angpt_jax.data.tokens import Fingerprint, TokenData, TokenFile
+from angpt_jax.data.tokens import Fingerprint, TokenData, Weighted
 from angpt_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+Packing = Literal["concatenate", "best_fit"]
 
 _READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
 _ORDER_SAMPLE = 8
@@ -22,7 +27,7 @@ class ValidationSet:
 
     Args:
         tokens: ids (W, L+1); targets are the last L columns; end-of-document ids after the end of the text
-        segments: number of the document within its window (W, L+1)
+        segments: number of the document within its window, 0 for padding (W, L+1)
         weights: 1 for a target that counts, 0 for what fills the last window up (W, L)
         bytes: bytes of text that the targets that count stand for
     """
@@ -33,109 +38,99 @@ class ValidationSet:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Order:
+    """What decides, with the data, which tokens global batch k holds.
+
+    Args:
+        context: inputs of a row
+        batch_size: rows of a batch over all processes
+        seed: of the shuffle
+        packing: concatenate (windows of the stream) or best_fit (whole documents)
+    """
+
+    context: int
+    batch_size: int
+    seed: int
+    packing: Packing = "concatenate"
+
+
 def train_batches(
-    train: TokenFile,
-    end_of_document: int,
-    context: int,
-    batch_size: int,
-    seed: int,
+    train: Sequence[Weighted],
+    order: Order,
+    *,
+    start: int = 0,
     process_index: int = 0,
     process_count: int = 1,
+    workers: int = 0,
 ) -> grain.DatasetIterator[Batch]:
-    """Endless batches of this process: `tokens` and `segments`, int32 (batch_size / process_count, context + 1).
+    """Endless batches of this process from batch number `start` on: `tokens` and `segments`, int32
+    (batch_size / process_count, context + 1), and `weights`, float32 (…, context).
 
-    An epoch is a shuffle of the windows [k L, (k + 1) L + 1) of the stream, so every target comes once per epoch. The
-    rows of global batch k, over all processes, depend on seed and k only, so the iterator's state is one number.
-    Close the iterator to end its threads.
+    An epoch of a stream is a shuffle of its rows, in which every target comes once. Global batch k is a function of the
+    data and `order`: neither the number of processes nor that of workers changes it, and there is no other state.
+    Close the iterator to end its threads and workers.
     """
-    if batch_size % process_count:
+    if order.batch_size % process_count:
         raise UserError(
-            f"data.batch_size: can't be shared by {process_count} processes, got {batch_size}; "
+            f"data.batch_size: can't be shared by {process_count} processes, got {order.batch_size}; "
             f"a multiple of {process_count}"
         )
-
-    def batch(tokens: np.ndarray) -> Batch:
-        return {"tokens": tokens, "segments": _segments(tokens, end_of_document)}
-
-    windows = _shuffled(grain.MapDataset.source(_Windows(train, context)), seed)
-    return iter(
-        windows[process_index::process_count]
-        .batch(batch_size // process_count, drop_remainder=True)
-        .map(batch)
-        .to_iter_dataset(_READ_OPTIONS)
-    )
+    mine = _rows(train, order)[process_index::process_count]
+    batches = mine.batch(order.batch_size // process_count, drop_remainder=True)  # else grain's count of 1s overflows
+    read = batches[start:].to_iter_dataset(_READ_OPTIONS)
+    if workers:
+        flags.FLAGS.mark_as_parsed()  # grain's workers read flags of their own
+        read = read.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return iter(read)
 
 
-def pipeline_fingerprint(tokens: TokenData, context: int, batch_size: int, seed: int) -> Fingerprint:
-    """All that decides which tokens batch k holds; a saved iterator state means the same only where this is equal."""
-    order = _shuffled(grain.MapDataset.range(_window_count(tokens.train, context)), seed)
-    first_windows = " ".join(str(order[i]) for i in range(_ORDER_SAMPLE))  # another grain may shuffle differently
+def _rows(train: Sequence[Weighted], order: Order) -> grain.MapDataset:
+    """Endless epochs of each stream, each in its own order, mixed by weight."""
+    kind = {"concatenate": Windows, "best_fit": PackedRows}[order.packing]
+    endless = [_shuffled(grain.MapDataset.source(kind(part.stream, order.context)), order.seed) for part in train]
+    return grain.MapDataset.mix(endless, [part.weight for part in train]) if len(endless) > 1 else endless[0]
+
+
+def _shuffled(rows: grain.MapDataset, seed: int) -> grain.MapDataset:
+    """Endless epochs. With `shuffle(seed)` epoch 1 of a seed would be epoch 0 of the next."""
+    return rows.seed(seed).shuffle().repeat()
+
+
+def pipeline_fingerprint(tokens: TokenData, order: Order) -> Fingerprint:
+    """All that decides which tokens batch k holds; a step number means the same data only where this is equal."""
+    shuffled = _shuffled(grain.MapDataset.range(1009), order.seed)
     return {
         **tokens.fingerprint,
-        "context": context,
-        "batch_size": batch_size,
-        "shuffle_seed": seed,
-        "first_windows": first_windows,
+        "context": order.context,
+        "batch_size": order.batch_size,
+        "shuffle_seed": order.seed,
+        "packing": order.packing,
+        "shuffle": " ".join(str(shuffled[i]) for i in range(_ORDER_SAMPLE)),  # another grain may shuffle differently
     }
 
 
-def check_length(tokens: TokenData, context: int, source: str) -> None:
-    """Raises a UserError unless both splits hold at least one window."""
-    splits = {"training": tokens.train, "validation": tokens.validation}
+def check_length(tokens: TokenData, context: int) -> None:
+    """Raises a UserError unless every stream holds at least one full window."""
+    streams = {f"training data of {part.name}": part.stream for part in tokens.train}
+    streams |= {f"validation set {name}": stream for name, stream in tokens.validation.items()}
     problems = [
-        f"model.context: sequence longer than the data, {context + 1} tokens needed and {file.count} found "
-        f"in the {name} split of data.source {source}, got {context}; at most {file.count - 1}, or more text"
-        for name, file in splits.items()
-        if _window_count(file, context) < 1
+        f"model.context: sequence longer than the data, {context + 1} tokens needed and {stream.count} found "
+        f"in the {name}, got {context}; at most {stream.count - 1}, or more text"
+        for name, stream in streams.items()
+        if stream.count <= context
     ]
     if problems:
         raise UserError(*problems)
 
 
-def validation_windows(validation: TokenFile, tokenizer: Tokenizer, context: int, max_tokens: int) -> ValidationSet:
+def validation_windows(validation: TokenStream, tokenizer: Tokenizer, context: int, max_tokens: int) -> ValidationSet:
     """The first max_tokens targets of the validation stream, or all of them, as windows that share no target."""
-    stream = validation.open()
     targets = min(max_tokens, validation.count - 1)
-    windows = -(-targets // context)
-    padded = np.full(windows * context + 1, tokenizer.end_of_document, np.int32)
-    padded[: targets + 1] = stream[: targets + 1]
-    tokens = padded[np.arange(windows)[:, None] * context + np.arange(context + 1)]
-    weights = (np.arange(windows * context) < targets).astype(np.float32).reshape(windows, context)
-    text_bytes = int(tokenizer.byte_lengths[padded[1 : targets + 1]].sum())
-    return ValidationSet(tokens, _segments(tokens, tokenizer.end_of_document), weights, text_bytes)
-
-
-class _Windows:
-    """Random access to the windows of a stream: context + 1 ids, the first of them the last of the window before."""
-
-    def __init__(self, file: TokenFile, context: int):
-        self._file = file
-        self._context = context
-
-    @cached_property
-    def _stream(self) -> np.memmap:
-        return self._file.open()
-
-    def __reduce__(self):
-        return type(self), (self._file, self._context)  # without the memmap
-
-    def __len__(self) -> int:
-        return _window_count(self._file, self._context)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        start = index * self._context
-        return self._stream[start : start + self._context + 1].astype(np.int32)
-
-
-def _window_count(file: TokenFile, context: int) -> int:
-    return (file.count - 1) // context
-
-
-def _shuffled(windows: grain.MapDataset, seed: int) -> grain.MapDataset:
-    """Endless epochs, each in its own order. With `shuffle(seed)` epoch 1 of a seed would be epoch 0 of the next."""
-    return windows.seed(seed).shuffle().repeat()
-
-
-def _segments(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
-    """Number of the document of each token within its window: an end-of-document id opens the document behind it."""
-    return np.cumsum(tokens == end_of_document, axis=-1, dtype=np.int32)
+    ids = validation.open().read(0, targets + 1)
+    rows = [
+        filled([ids[start : start + context + 1]], context, tokenizer.end_of_document)
+        for start in range(0, targets, context)
+    ]
+    tokens, segments, weights = (np.stack([row[name] for row in rows]) for name in ("tokens", "segments", "weights"))
+    return ValidationSet(tokens, segments, weights, int(tokenizer.byte_lengths[ids[1:]].sum()))

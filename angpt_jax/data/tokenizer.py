@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from angpt_jax.data.words import word_cache
 from angpt_jax.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -19,7 +20,8 @@ MIN_BPE_VOCAB = 257  # one id per byte and the end of a document
 _ENDS_OF_DOCUMENT = (END_OF_TEXT, "</s>")
 _PROBE = f" a  b\t\n\n c e\u0301\u00e9 \u6f22\u5b57 \U0001f642 don't 12345 {END_OF_TEXT} \r\n "
 _PART_CHARACTERS = 1 << 16  # encoded at once; the library needs about 200 bytes of memory per byte of text
-_PARTS_AT_ONCE = 64
+_LONGEST_PART = 1 << 20
+_PARTS_AT_ONCE = 16
 _WORD_GAP = re.compile(r"(?<=\w)(?= \w)")
 
 
@@ -38,6 +40,11 @@ class Tokenizer(ABC):
         self.fingerprint = fingerprint
         self.byte_lengths = np.array([len(piece) for piece in pieces], np.int64)
         self._pieces = tuple(pieces)
+
+    @property
+    def dtype(self) -> str:
+        """The narrowest type that holds every id."""
+        return "uint16" if self.size <= 2**16 else "uint32"
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -69,6 +76,7 @@ class FileTokenizer(Tokenizer):
     def __init__(self, text: str):
         self.json = json.dumps(_lossless(json.loads(_parse(text).to_str())), ensure_ascii=False, sort_keys=True)
         self._backend = _parse(self.json)
+        self._words = word_cache(json.loads(self.json), self._encode)
         ids = self._backend.get_vocab(with_added_tokens=True)
         ends = [ids[name] for name in _ENDS_OF_DOCUMENT if name in ids]
         if not ends:
@@ -82,16 +90,22 @@ class FileTokenizer(Tokenizer):
         return type(self), (self.json,)  # the library's own pickle forgets encode_special_tokens
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        self._backend.encode_special_tokens = True  # a spelt-out special token is text like any other
-        parts = [list(_parts(text)) for text in texts]
-        flat = [part for of_text in parts for part in of_text]
+        cut = [list(parts([text])) for text in texts]
+        flat = [part for of_text in cut for part in of_text]
         ids: list[np.ndarray] = []
         for start in range(0, len(flat), _PARTS_AT_ONCE):
             group = flat[start : start + _PARTS_AT_ONCE]
-            encodings = self._backend.encode_batch_fast(group)
-            ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
+            if self._words is not None:
+                ids += self._words.encode(group)
+            else:
+                ids += [np.array(of_part, np.int32) for of_part in self._encode(group)]
         encoded = iter(ids)
-        return [np.concatenate([next(encoded) for _ in of_text]) for of_text in parts]
+        return [np.concatenate([next(encoded) for _ in of_text]) for of_text in cut]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """Of the library."""
+        self._backend.encode_special_tokens = True  # a spelt-out special token is text like any other
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts)]
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> FileTokenizer:
@@ -175,13 +189,19 @@ def _no_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
     return step
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The text, cut in front of a space between two words where it is long; usual tokenizers cut there anyway."""
-    start = 0
-    while len(text) - start > _PART_CHARACTERS:
-        gap = _WORD_GAP.search(text, start + _PART_CHARACTERS)
-        if gap is None:
-            break
-        yield text[start : gap.start()]
-        start = gap.start()
-    yield text[start:]
+def parts(texts: Iterable[str]) -> Iterator[str]:
+    """What the texts make up together, cut in front of a space between two words where it is long; usual tokenizers
+    cut there anyway. Where there is no such space for very long, it is cut all the same: memory is bounded."""
+    waiting, start, looked = "", 0, 0
+    for text in texts:
+        waiting, start, looked = waiting[start:] + text, 0, looked - start
+        while len(waiting) - start > _PART_CHARACTERS:
+            most = start + _LONGEST_PART
+            gap = _WORD_GAP.search(waiting, max(looked, start + _PART_CHARACTERS), most)
+            if gap is None and len(waiting) < most:
+                looked = len(waiting) - 1  # a gap is known by one character in front of it and two behind
+                break
+            end = gap.start() if gap else most
+            yield waiting[start:end]
+            start = end
+    yield waiting[start:]

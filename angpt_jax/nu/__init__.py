@@ -29,17 +29,19 @@ class Nu:
 
 @dataclass(frozen=True)
 class Activation:
-    """One non-linearity twice: for traced arrays, and for the float64 quadrature of its ν."""
+    """One non-linearity twice: for traced arrays, and for the float64 quadrature of its ν; `homogeneous`: a factor
+    c > 0 in front of it comes out as a power of c."""
 
     traced: Callable[[Array], Array]
     exact: Callable[[np.ndarray], np.ndarray]
+    homogeneous: bool = False
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": Activation(jax.nn.silu, lambda x: x / (1 + np.exp(-x))),
     "gelu": Activation(jax.nn.gelu, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
-    "relu": Activation(jax.nn.relu, lambda x: np.maximum(x, 0)),
-    "relu_squared": Activation(lambda x: jax.nn.relu(x) ** 2, lambda x: np.maximum(x, 0) ** 2),
+    "relu": Activation(jax.nn.relu, lambda x: np.maximum(x, 0), homogeneous=True),
+    "relu_squared": Activation(lambda x: jax.nn.relu(x) ** 2, lambda x: np.maximum(x, 0) ** 2, homogeneous=True),
 }
 
 
