@@ -103,8 +103,8 @@ class DataConfig:
         source: a folder that prepare made, a text file or folder of text files, or stdlib (source text of the running
             Python's standard library)
         mixture: folders that prepare made and their weights, in place of source, e.g. {data/web: 0.7, data/code: 0.3}
-        tokenizer: bytes, bpe (byte-level BPE of model.vocab entries trained on the training split), or a
-            tokenizer.json; null is the one that made the prepared tokens, or bytes for text
+        tokenizer: bytes, bpe (byte-level BPE of model.vocab entries trained on the training split), a tokenizer.json
+            or a SentencePiece .model; null is the one that made the prepared tokens, or bytes for text
         packing: concatenate (documents behind one another, cut into windows) or best_fit (whole documents side by side)
         validation_fraction: share of the documents that is held out
         validation_tokens: tokens of the held-out documents that an evaluation reads, always the same ones

@@ -31,7 +31,7 @@ class PrepareConfig:
         out: folder for the tokens; one that is unfinished is gone on with
         source: text file, JSONL (.jsonl, .ndjson, .json lines, also .gz and .zst), Parquet, a folder of such files, a
             data set saved with save_to_disk, a TFDS data set (tfds:NAME, tfds:NAME@SPLIT or its folder), or stdlib
-        tokenizer: bytes, or the path of a byte-level tokenizer.json
+        tokenizer: bytes, or the path of a byte-level tokenizer.json or of a SentencePiece .model
         train_tokenizer: ids of a byte-level BPE to train on the text, in place of tokenizer
         format: of the shards, memmap (plain ids) or array_record
         validation_source: data that are all held out, found like source

@@ -1,5 +1,6 @@
 """Lossless tokenizers: every id stands for a fixed string of bytes, and the bytes of a text's ids are the text."""
 
+import base64
 import hashlib
 import json
 import re
@@ -18,7 +19,7 @@ from angpt_jax.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 MIN_BPE_VOCAB = 257  # one id per byte and the end of a document
 _ENDS_OF_DOCUMENT = (END_OF_TEXT, "</s>")
-_PROBE = f" a  b\t\n\n c e\u0301\u00e9 \u6f22\u5b57 \U0001f642 don't 12345 {END_OF_TEXT} \r\n "
+PROBE = f" a  b\t\n\n c e\u0301\u00e9 \u6f22\u5b57 \U0001f642 don't 12345 {END_OF_TEXT} \r\n "
 _PART_CHARACTERS = 1 << 16  # encoded at once; the library needs about 200 bytes of memory per byte of text
 _LONGEST_PART = 1 << 20
 _PARTS_AT_ONCE = 16
@@ -83,7 +84,7 @@ class FileTokenizer(Tokenizer):
             raise ValueError(f"no token that ends a document ({' or '.join(_ENDS_OF_DOCUMENT)})")
         fingerprint = hashlib.sha256(self.json.encode()).hexdigest()
         super().__init__(_pieces_by_id(self._backend, ids, ends[0]), ends[0], fingerprint)
-        if not _NEEDED_PIECES <= set(ids) or self.decode(self.encode([_PROBE])[0]) != _PROBE:
+        if not _NEEDED_PIECES <= set(ids) or self.decode(self.encode([PROBE])[0]) != PROBE:
             raise ValueError("not a byte-level tokenizer that gives back every text")
 
     def __reduce__(self):
@@ -124,17 +125,26 @@ def train_bpe(texts: Iterable[str], vocab: int) -> FileTokenizer:
 
 
 def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
-    """The tokenizer of a Hugging Face tokenizer.json; `field` is what an error blames."""
-    allowed = f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(_ENDS_OF_DOCUMENT)}"
+    """The tokenizer of a Hugging Face tokenizer.json, or of a SentencePiece .model; `field` is what an error blames."""
+    allowed = (
+        f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(_ENDS_OF_DOCUMENT)}, or of a "
+        "SentencePiece .model"
+    )
     try:
-        text = Path(path).expanduser().read_text("utf-8")
-        json.loads(text)
+        content = Path(path).expanduser().read_bytes()
+        spec = None if path.endswith(".model") else json.loads(content.decode("utf-8"))
     except OSError as error:
         raise UserError(f"{field}: can't be read ({error.strerror}), got {path}; {allowed}") from error
     except ValueError as error:
         raise UserError(f"{field}: not JSON ({error}), got {path}; {allowed}") from error
     try:
-        return FileTokenizer(text)
+        if spec is not None and "sentencepiece" not in spec:
+            return FileTokenizer(content.decode("utf-8"))
+        from angpt_jax.data.sentencepieces import SentencePieceTokenizer  # not before: its library is an extra
+
+        return SentencePieceTokenizer(content if spec is None else base64.b64decode(spec["sentencepiece"]))
+    except ModuleNotFoundError as error:
+        raise UserError(f"{field}: needs {error.name}, got {path}; pip install -e '.[sentencepiece]'") from error
     except ValueError as error:
         raise UserError(f"{field}: {error}, got {path}; {allowed}") from error
 
