@@ -34,6 +34,11 @@ esac
 """
 
 
+def hear_sigint() -> None:
+    """Where the tests run in the background of a shell, SIGINT is ignored, and a script could not trap it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Machine:
     """A copy of what the scripts need, in a folder with a space, on a PATH with a few tools and a false python3."""
 
@@ -58,7 +63,15 @@ class Machine:
         command = [str(self.tools / "bash"), str(self.root / script), *flags]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         return subprocess.Popen(
-            command, cwd="/", env=env, text=True, start_new_session=True, stdin=null, stdout=pipe, stderr=pipe
+            command,
+            cwd="/",
+            env=env,
+            text=True,
+            start_new_session=True,
+            stdin=null,
+            stdout=pipe,
+            stderr=pipe,
+            preexec_fn=hear_sigint,
         )
 
     def run(self, script: str, *flags: str, **environment: str) -> tuple[int, str, str]:
@@ -192,9 +205,13 @@ def test_exit_codes_are_passed_on(machine: Machine, command: str, status: int):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_request_reaches_train(machine: Machine, number: signal.Signals):
     with machine.start("launch/local.sh", FALSE_HANG="angpt_jax.train") as process:
-        machine.wait_until_hanging()
-        process.send_signal(number)  # to the script alone, as `kill` and containers do
-        assert process.wait(timeout=30) == 75
+        try:
+            machine.wait_until_hanging()
+            process.send_signal(number)  # to the script alone, as `kill` and containers do
+            assert process.wait(timeout=30) == 75
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     assert "angpt_jax.sample" not in machine.modules()
 
 
