@@ -10,7 +10,8 @@ from angpt_jax.data.plans import checked_manifest, facts_of, sample_texts
 from angpt_jax.data.prepared import Prepared, open_prepared
 from angpt_jax.data.shards import Format
 from angpt_jax.data.sources import Source, changed, find_source
-from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, train_bpe
+from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.data.units import Unit, cut
 from angpt_jax.data.work import Plan
 from angpt_jax.data.workspace import Workspace

@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 
 from angpt_jax.data.sentencepieces import SPACE, SentencePieceTokenizer
-from angpt_jax.data.tokenizer import load_tokenizer
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.errors import UserError
 
 TEXTS = ["", " ", "  two  spaces\n\n\ttabs ", "e\u0301 é 漢字 🙂 </s> <0x0A>", f"a{SPACE}b{SPACE}{SPACE}", "\r\n\0"]

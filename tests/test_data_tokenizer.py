@@ -10,7 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors, trainers
 
-from angpt_jax.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, train_bpe
+from angpt_jax.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.errors import UserError
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 20, "The quick brown fox; the lazy dog.\n" * 20]

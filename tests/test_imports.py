@@ -16,9 +16,9 @@ LEVELS = [
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli rules",
     "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir nu.monte_carlo "
-    "data data.corpus data.tokenizer data.shards data.prepared data.packing data.tokens data.pipeline "
-    "data.sources data.units data.streams data.columns data.readers data.tfds_sets data.sentencepieces data.words "
-    "data.work data.build data.workspace data.plans",
+    "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
+    "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
+    "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluate experiment dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
     "job pretrain",

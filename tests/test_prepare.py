@@ -23,7 +23,8 @@ from angpt_jax.data.plans import sample_texts
 from angpt_jax.data.prepared import open_prepared
 from angpt_jax.data.readers import Piece, read
 from angpt_jax.data.sources import find_source
-from angpt_jax.data.tokenizer import ByteTokenizer, load_tokenizer, train_bpe
+from angpt_jax.data.tokenizer import ByteTokenizer, train_bpe
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.data.units import cut
 
 WORDS = "the quick brown fox jumps over a lazy dog while 12 grey geese don't look, é 漢字 🙂".split()

@@ -101,5 +101,5 @@ def _pyarrow(source: Source) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise source.wrong("needs the package pyarrow", source.name, 'pip install "angpt-jax[data]"') from error
+        raise source.wrong("needs the package pyarrow", source.name, "pip install -e '.[data]'") from error
     return pyarrow

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from angpt_jax.data.shards import SUFFIX, Format, Shard, TokenStream, checksum
-from angpt_jax.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from angpt_jax.data.tokenizer import ByteTokenizer, Tokenizer
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 

@@ -115,5 +115,5 @@ def _zstandard(source: Source, file: str) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise source.wrong("needs the package zstandard", file, 'pip install "angpt-jax[data]"') from error
+        raise source.wrong("needs the package zstandard", file, "pip install -e '.[data]'") from error
     return zstandard

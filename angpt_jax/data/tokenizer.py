@@ -1,12 +1,10 @@
 """Lossless tokenizers: every id stands for a fixed string of bytes, and the bytes of a text's ids are the text."""
 
-import base64
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from angpt_jax.data.words import word_cache
-from angpt_jax.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_BPE_VOCAB = 257  # one id per byte and the end of a document
-_ENDS_OF_DOCUMENT = (END_OF_TEXT, "</s>")
+ENDS_OF_DOCUMENT = (END_OF_TEXT, "</s>")
 PROBE = f" a  b\t\n\n c e\u0301\u00e9 \u6f22\u5b57 \U0001f642 don't 12345 {END_OF_TEXT} \r\n "
 _PART_CHARACTERS = 1 << 16  # encoded at once; the library needs about 200 bytes of memory per byte of text
 _LONGEST_PART = 1 << 20
@@ -79,9 +76,9 @@ class FileTokenizer(Tokenizer):
         self._backend = _parse(self.json)
         self._words = word_cache(json.loads(self.json), self._encode)
         ids = self._backend.get_vocab(with_added_tokens=True)
-        ends = [ids[name] for name in _ENDS_OF_DOCUMENT if name in ids]
+        ends = [ids[name] for name in ENDS_OF_DOCUMENT if name in ids]
         if not ends:
-            raise ValueError(f"no token that ends a document ({' or '.join(_ENDS_OF_DOCUMENT)})")
+            raise ValueError(f"no token that ends a document ({' or '.join(ENDS_OF_DOCUMENT)})")
         fingerprint = hashlib.sha256(self.json.encode()).hexdigest()
         super().__init__(_pieces_by_id(self._backend, ids, ends[0]), ends[0], fingerprint)
         if not _NEEDED_PIECES <= set(ids) or self.decode(self.encode([PROBE])[0]) != PROBE:
@@ -124,31 +121,6 @@ def train_bpe(texts: Iterable[str], vocab: int) -> FileTokenizer:
     return FileTokenizer(backend.to_str())
 
 
-def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
-    """The tokenizer of a Hugging Face tokenizer.json, or of a SentencePiece .model; `field` is what an error blames."""
-    allowed = (
-        f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(_ENDS_OF_DOCUMENT)}, or of a "
-        "SentencePiece .model"
-    )
-    try:
-        content = Path(path).expanduser().read_bytes()
-        spec = None if path.endswith(".model") else json.loads(content.decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"{field}: can't be read ({error.strerror}), got {path}; {allowed}") from error
-    except ValueError as error:
-        raise UserError(f"{field}: not JSON ({error}), got {path}; {allowed}") from error
-    try:
-        if spec is not None and "sentencepiece" not in spec:
-            return FileTokenizer(content.decode("utf-8"))
-        from angpt_jax.data.sentencepieces import SentencePieceTokenizer  # not before: its library is an extra
-
-        return SentencePieceTokenizer(content if spec is None else base64.b64decode(spec["sentencepiece"]))
-    except ModuleNotFoundError as error:
-        raise UserError(f"{field}: needs {error.name}, got {path}; pip install -e '.[sentencepiece]'") from error
-    except ValueError as error:
-        raise UserError(f"{field}: {error}, got {path}; {allowed}") from error
-
-
 def _byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary (the table of GPT-2), to its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -182,8 +154,7 @@ def _pieces_by_id(backend: tokenizers.Tokenizer, ids: dict[str, int], end_of_doc
 def _lossless(spec: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer without normalizer, truncation, padding, added prefix, template and dropout."""
     added = [
-        {**token, "special": token["special"] or token["content"] in _ENDS_OF_DOCUMENT}
-        for token in spec["added_tokens"]
+        {**token, "special": token["special"] or token["content"] in ENDS_OF_DOCUMENT} for token in spec["added_tokens"]
     ]
     off = dict.fromkeys(("normalizer", "truncation", "padding", "post_processor"))
     model = {**spec["model"], "dropout": None} if spec["model"]["type"] == "BPE" else spec["model"]

@@ -22,7 +22,8 @@ from angpt_jax.data.prepared import (
     write_manifest,
 )
 from angpt_jax.data.shards import Shard, ShardWriter, TokenStream
-from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, train_bpe
+from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.errors import StorageError, UserError
 
 Fingerprint = dict[str, str | int | float]

@@ -21,7 +21,8 @@ from typing import Any
 
 from angpt_jax.data.prepared import CHECKED, TOKENIZER, Manifest, Prepared, damage, open_prepared, write_manifest
 from angpt_jax.data.shards import Shard
-from angpt_jax.data.tokenizer import FileTokenizer, load_tokenizer
+from angpt_jax.data.tokenizer import FileTokenizer
+from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.data.work import Done
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole

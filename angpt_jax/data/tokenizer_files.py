@@ -1,0 +1,34 @@
+"""A tokenizer from its file: a Hugging Face tokenizer.json, a SentencePiece .model, or what `prepare` kept of one."""
+
+import base64
+import json
+from pathlib import Path
+
+from angpt_jax.data.sentencepieces import KEY, SentencePieceTokenizer
+from angpt_jax.data.tokenizer import ENDS_OF_DOCUMENT, FileTokenizer
+from angpt_jax.errors import UserError
+
+
+def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
+    """The tokenizer of a Hugging Face tokenizer.json, or of a SentencePiece .model; `field` is what an error blames."""
+    allowed = (
+        f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(ENDS_OF_DOCUMENT)}, or of a "
+        "SentencePiece .model"
+    )
+    try:
+        content = Path(path).expanduser().read_bytes()
+        spec = None if path.endswith(".model") else json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"{field}: can't be read ({error.strerror}), got {path}; {allowed}") from error
+    except ValueError as error:
+        raise UserError(f"{field}: not JSON ({error}), got {path}; {allowed}") from error
+    try:
+        if spec is None:
+            return SentencePieceTokenizer(content)
+        if isinstance(spec, dict) and KEY in spec:
+            return SentencePieceTokenizer(base64.b64decode(spec[KEY]))
+        return FileTokenizer(content.decode("utf-8"))
+    except ModuleNotFoundError as error:
+        raise UserError(f"{field}: needs {error.name}, got {path}; pip install -e '.[sentencepiece]'") from error
+    except ValueError as error:
+        raise UserError(f"{field}: {error}, got {path}; {allowed}") from error
