@@ -34,9 +34,8 @@ esac
 """
 
 
-def hear_sigint() -> None:
-    """Where the tests run in the background of a shell, SIGINT is ignored, and a script could not trap it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# Where the tests run in the background of a shell, SIGINT is ignored, and a script could not trap it.
+HEAR_SIGINT = [str(shutil.which("env")), "--default-signal=INT"]
 
 
 class Machine:
@@ -63,7 +62,7 @@ class Machine:
         command = [str(self.tools / "bash"), str(self.root / script), *flags]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         return subprocess.Popen(
-            command,
+            [*HEAR_SIGINT, *command],
             cwd="/",
             env=env,
             text=True,
@@ -71,7 +70,6 @@ class Machine:
             stdin=null,
             stdout=pipe,
             stderr=pipe,
-            preexec_fn=hear_sigint,
         )
 
     def run(self, script: str, *flags: str, **environment: str) -> tuple[int, str, str]:
