@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_streams import END, ids_of, numbered, write_stream
+from token_streams import END, flip, ids_of, numbered, truncate, write_stream
 
 from angpt_jax.data import prepared
 from angpt_jax.data.prepared import MANIFEST, SPLITS, TOKENIZER, Manifest, is_prepared, open_prepared, write_manifest
@@ -185,16 +185,6 @@ def test_manifest_holds_the_totals_and_reads_back(tmp_path):
     assert facts["splits"]["train"]["documents"] == 3 and facts["splits"]["train"]["tokens"] == 160
     assert facts["tokenizer"] == {"kind": "bytes", "fingerprint": "bytes", "size": 257, "end_of_document": END}
     assert Manifest.from_json(text).to_json() == text
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @every_format

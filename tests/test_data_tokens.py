@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_streams import texts_of
+from token_streams import flip, texts_of, truncate
 
 from angpt_jax.config import DataConfig
 from angpt_jax.data.corpus import read_documents, split_documents
@@ -114,16 +114,6 @@ def test_what_does_not_change_the_tokens_keeps_the_cache(config, capsys):
     assert built(capsys)
     load_tokens(dataclasses.replace(config, batch_size=7, shuffle_seed=3, source=config.source + "/"), VOCAB + 1)
     assert not built(capsys)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def garble(path: Path) -> None:

@@ -64,3 +64,15 @@ def assert_same_batches(actual: Sequence[Batch], expected: Sequence[Batch]) -> N
         assert one.keys() == other.keys() == {"tokens", "segments", "weights"}
         for name in one:
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def truncate(path: Path) -> None:
+    """A file that ends too soon."""
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(path: Path) -> None:
+    """A file with one bit that is another."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -65,18 +65,12 @@ def checked_manifest(plan: Plan, done: dict[int, Done], sources: Sequence[Source
     }
     if not all(shards.values()):
         raise UserError(_empty_side(plan, done, sources, bool(shards["train"]), bool(shards["validation"])))
-    tokenizer = {
-        "kind": kind,
-        "fingerprint": plan.tokenizer.fingerprint,
-        "size": plan.tokenizer.size,
-        "end_of_document": plan.tokenizer.end_of_document,
-    }
     facts = _described(plan, done, sources[0])
     if len(sources) > 1:
         facts["validation_source"] = _described(plan, done, sources[1])
     else:
         facts["validation_fraction"] = plan.fraction
-    return Manifest(plan.format, plan.tokenizer.dtype, tokenizer, facts, shards)
+    return Manifest.of(plan.format, plan.tokenizer, kind, facts, shards)
 
 
 def _described(plan: Plan, done: dict[int, Done], source: Source) -> Facts:

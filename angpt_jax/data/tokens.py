@@ -114,12 +114,17 @@ def _open(source: str, data: DataConfig, vocab: int, key: str) -> Prepared:
         _check_tokenizer(prepared, data.tokenizer, source)
     size = prepared.tokenizer.size
     largest = max(shard.largest_id for split in SPLITS for shard in prepared.manifest.splits[split])
-    if max(size, largest + 1) > vocab:
-        raise UserError(
-            f"model.vocab: smaller than the tokenizer (data.tokenizer: {data.tokenizer or source}) of {size} ids, "
-            f"got {vocab}; {max(size, largest + 1)} or more, or another data.tokenizer"
-        )
+    _check_vocab(vocab, data.tokenizer or source, size, max(size, largest + 1))
     return prepared
+
+
+def _check_vocab(vocab: int, tokenizer: str, size: int, needed: int) -> None:
+    """Raises a UserError if the model has fewer entries than the ids of a tokenizer need."""
+    if needed > vocab:
+        raise UserError(
+            f"model.vocab: smaller than the tokenizer (data.tokenizer: {tokenizer}) of {size} ids, got {vocab}; "
+            f"{needed} or more, or another data.tokenizer"
+        )
 
 
 def _check_tokenizer(prepared: Prepared, name: str | None, source: str) -> None:
@@ -169,11 +174,7 @@ def _given_tokenizer(name: str, vocab: int) -> Tokenizer | None:
     if name != "bpe":
         tokenizer = ByteTokenizer() if name == "bytes" else load_tokenizer(name)
         needed = tokenizer.size
-    if needed > vocab:
-        raise UserError(
-            f"model.vocab: smaller than the tokenizer (data.tokenizer: {name}) of {needed} ids, got {vocab}; "
-            f"{needed} or more, or another data.tokenizer"
-        )
+    _check_vocab(vocab, name, needed, needed)
     return tokenizer
 
 
@@ -214,7 +215,7 @@ def _build(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
             building = Path(temporary)
-            kind = "bytes" if name == "bytes" else "bpe" if name == "bpe" else "file"
+            kind = name if name in ("bytes", "bpe") else "file"
             tokenizer = tokenizer or train_bpe((document.text for document in splits["train"]), vocab)
             if isinstance(tokenizer, FileTokenizer):
                 (building / TOKENIZER).write_text(tokenizer.json, "utf-8")

@@ -26,6 +26,10 @@ class Norm(nn.Module):
         """A learnable vector as long as the last axis of x."""
         return learnable(self, role, (self.axis,), x.shape[-1:], start)
 
+    def affine(self, x: Array) -> Array:
+        """γ ⊙ x + β, γ starting at 1 and β at 0."""
+        return x * self.vector("gain", x, 1.0) + self.vector("bias", x, 0.0)
+
 
 class Identity(Norm):
     """x: no norm at all."""
@@ -64,7 +68,7 @@ class LayerNorm(Norm):
 
     @nn.compact
     def __call__(self, x: Array, layer: Array | None = None) -> Array:
-        return ops.layer_norm(x, self.epsilon) * self.vector("gain", x, 1.0) + self.vector("bias", x, 0.0)
+        return self.affine(ops.layer_norm(x, self.epsilon))
 
 
 class UnitNorm(Norm):

@@ -21,8 +21,7 @@ class DyT(Norm):
     @nn.compact
     def __call__(self, x: Array, layer: Array | None = None) -> Array:
         slope = learnable(self, "slope", (), (), self.slope_init)
-        squashed = jnp.tanh(slope * x.astype(jnp.float32))
-        return squashed * self.vector("gain", x, 1.0) + self.vector("bias", x, 0.0)
+        return self.affine(jnp.tanh(slope * x.astype(jnp.float32)))
 
 
 class Derf(Norm):
@@ -34,8 +33,7 @@ class Derf(Norm):
     @nn.compact
     def __call__(self, x: Array, layer: Array | None = None) -> Array:
         slope, shift = learnable(self, "slope", (), (), self.slope_init), learnable(self, "shift", (), (), 0.0)
-        squashed = jax.lax.erf(slope * x.astype(jnp.float32) + shift)
-        return squashed * self.vector("gain", x, 1.0) + self.vector("bias", x, 0.0)
+        return self.affine(jax.lax.erf(slope * x.astype(jnp.float32) + shift))
 
 
 class LearnableScale(Norm):
