@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from angpt_jax import cli, experiment, rules, run_dir
+from angpt_jax import cli, experiment, rules, run_dir, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
@@ -66,7 +66,7 @@ def assemble(config: Config, name: str) -> Job:
     The rules of `rules.check(config)` are taken to hold.
     """
     config, arch, sizes = experiment.resolved(config)
-    cli.raise_problems(rules.check(config, devices=jax.device_count()))
+    cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
     directory = run_dir.locate(config, name)
     run_dir.check(directory, config)
     tokens = load_tokens(config.data, config.model.vocab)

@@ -61,12 +61,13 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.Dataset
         state, data = checkpoints.restore(step, built.abstract)
         job.check_data(data["fingerprint"])
         print(f"resumed at step {step} from {job.directory}")
+    part, parts = sharding.rows_of_process(built.layout, config.data.batch_size)
     batches = pipeline.train_batches(
         job.tokens.train,
         job.order,
         start=step or 0,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=part,
+        process_count=parts,
         workers=config.data.workers,
     )
     return state, batches
@@ -77,7 +78,7 @@ def run_job(
 ) -> str:
     """Compiles, trains, evaluates, saves; writes the summary; returns what ended it."""
     first_step, config = int(state.step), job.config
-    put = sharding.batch_putter(job.built.mesh)
+    put = sharding.batch_putter(job.built.layout, config.data.batch_size)
     began = time.perf_counter()
     train_step = compiled_steps(job)
     compile_seconds = time.perf_counter() - began

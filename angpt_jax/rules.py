@@ -8,18 +8,23 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax.config import Config, MeshConfig, ModelConfig, phase_steps
+from angpt_jax import meshes
+from angpt_jax.config import SAVEABLE, Config, MeshConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
 from angpt_jax.schema import show
 
 LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkpoints append to it
 
 
-def check(config: Config, devices: int | None = None) -> list[str]:
-    """All problems of `config` (on `devices` devices, if given), as lines for a UserError; empty if it is fine."""
-    numbers = [*_counts(config), *_mesh_axes(config.mesh)]
-    others = [*_floats(config), *_seeds(config), *_paths(config), *_heads(config.model), *_schedule(config)]
-    fit = [] if numbers else [*_stop(config), *_fit(config, devices)]  # they compare and divide by those numbers
+def check(config: Config, devices: int | None = None, slices: int = 1) -> list[str]:
+    """All problems of `config` (on `devices` devices in `slices` slices, if given), as lines for a UserError; empty if
+    it is fine."""
+    numbers = [*_counts(config), *_mesh_axes(config.mesh), *_mesh_rules(config.mesh)]
+    others = [*_floats(config), *_seeds(config), *_paths(config)]
+    others += [*_heads(config.model), *_remat(config.model), *_schedule(config)]
+    fit = (
+        [] if numbers else [*_stop(config), *_mesh_use(config.mesh), *_fit(config, devices, slices)]
+    )  # they compare and divide by those numbers
     return [*numbers, *others, *fit]
 
 
@@ -33,6 +38,8 @@ def _counts(config: Config) -> Iterator[str]:
         ("model.context", model.context, 2),
         ("model.feed_forward", model.feed_forward, 1),
         ("model.kv_heads", model.kv_heads, 1),
+        ("model.loss_vocab_chunk", model.loss_vocab_chunk, 1),
+        ("optim.micro_batches", config.optim.micro_batches, 1),
         ("optim.warmup_steps", config.optim.warmup_steps, 0),
         ("optim.decay_steps", config.optim.decay_steps, 1),
         ("data.batch_size", data.batch_size, 1),
@@ -113,6 +120,12 @@ def _heads(model: ModelConfig) -> Iterator[str]:
         yield f"model.kv_heads: must divide model.heads, got {model.kv_heads} with {heads} heads; one of {divisors}"
 
 
+def _remat(model: ModelConfig) -> Iterator[str]:
+    for name in model.remat if isinstance(model.remat, list) else []:
+        if name not in SAVEABLE:
+            yield f"model.remat: no array of a layer, got {show(name)}; none, full or a list of {', '.join(SAVEABLE)}"
+
+
 def _near(value: int, step: int) -> str:
     """The multiples of `step` next to `value`, in words."""
     below = value // step * step
@@ -155,7 +168,7 @@ def _stop(config: Config) -> Iterator[str]:
 
 
 def _mesh_axes(mesh: MeshConfig) -> Iterator[str]:
-    sizes = {"mesh.replica": mesh.replica, "mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
+    sizes = {f"mesh.{axis}": size for axis, size in meshes.sizes(mesh).items()}
     for key, size in sizes.items():
         if size < 1 and size != -1:
             yield f"{key}: must be >= 1, or -1 for all devices that are left, got {size}"
@@ -164,53 +177,98 @@ def _mesh_axes(mesh: MeshConfig) -> Iterator[str]:
         yield f"{left[0]}: only one mesh axis can be -1, got -1 also for {' and '.join(left[1:])}"
 
 
-def _fit(config: Config, devices: int | None) -> Iterator[str]:
+def _mesh_rules(mesh: MeshConfig) -> Iterator[str]:
+    for name, value in mesh.rules.items():
+        axes = value if isinstance(value, list) else [value]
+        if name not in meshes.LOGICAL:
+            yield f"mesh.rules.{name}: no axis of an array, got {show(value)}; one of {', '.join(meshes.LOGICAL)}"
+        elif value is not None and not all(axis in meshes.AXES for axis in axes):
+            yield (
+                f"mesh.rules.{name}: must be mesh axes or null, got {show(value)}; one of {', '.join(meshes.AXES)}, "
+                "or a list of them"
+            )
+        elif len(set(map(str, axes))) < len(axes):
+            yield f"mesh.rules.{name}: must name each mesh axis once, got {show(value)}"
+
+
+def _mesh_use(mesh: MeshConfig) -> Iterator[str]:
+    """Axes of the mesh that would compute the same thing twice, and arrays that would be split twice over one axis."""
+    rules = meshes.rules(mesh)
+    used = {axis for axes in rules.values() for axis in axes}
+    for axis, size in meshes.sizes(mesh).items():
+        if size > 1 and axis not in used:
+            presets = [name for name, preset in meshes.PRESETS.items() if any(axis in axes for axes in preset.values())]
+            near = f"--mesh.preset {' or '.join(presets)} uses it"
+            yield f"mesh.{axis}: no rule of preset {mesh.preset} splits anything over it, got {size}; {near}"
+    for first, second in meshes.TOGETHER:
+        if both := set(rules.get(first, ())) & set(rules.get(second, ())):
+            axis = min(both)
+            yield f"mesh.rules.{second}: must differ from that of {first}, got {axis} for both; change one"
+
+
+def _fit(config: Config, devices: int | None, slices: int) -> Iterator[str]:
     """Problems of sizes that are split over the mesh; an axis of unknown size (None) is passed over."""
-    model, mesh = config.model, config.mesh
+    model, mesh, data = config.model, config.mesh, config.data
     if devices is not None:
-        yield from _product(mesh, devices)
-    replica, fsdp, tensor = _mesh_shape(mesh, devices)
-    batch_parts = replica * fsdp if replica and fsdp else None
-    for key, value, divisor, parts, step in (
-        ("data.batch_size", config.data.batch_size, "mesh.replica * mesh.fsdp", batch_parts, 1),
-        ("model.width", model.width, "mesh.fsdp", fsdp, 2 * model.heads),
-        ("model.feed_forward", model.feed_forward_width, "mesh.tensor", tensor, 1),
-        ("model.vocab", model.vocab, "mesh.tensor", tensor, 1),
-    ):
-        if parts and value % parts:
-            near = _near(value, math.lcm(parts, step))
-            yield f"{key}: must be a multiple of {divisor}, got {value} with {parts}; {near}"
-    for key, heads in (("model.heads", model.heads), ("model.kv_heads", model.key_value_heads)):
-        if tensor and heads % tensor:
-            near = f"mesh.tensor {math.gcd(heads, tensor)} would do"
-            yield f"{key}: must be a multiple of mesh.tensor, got {heads} with {tensor}; {near}"
-            break
-    if fsdp and tensor and not config.dry_run:
-        yield from _memory(model, fsdp * tensor)
-
-
-def _product(mesh: MeshConfig, devices: int) -> Iterator[str]:
-    sizes = (mesh.replica, mesh.fsdp, mesh.tensor)
-    fixed = math.prod(size for size in sizes if size != -1)
-    if fixed == devices or (-1 in sizes and devices % fixed == 0):
+        yield from _product(mesh, devices, slices)
+    micro = config.optim.micro_batches
+    if data.batch_size % micro:
+        near = _near(data.batch_size, micro)
+        yield f"data.batch_size: must be a multiple of optim.micro_batches, got {data.batch_size} with {micro}; {near}"
         return
+    rules, sizes = meshes.rules(mesh), meshes.shape(mesh, devices)
+    tensor_step = 2 * model.heads
+    for key, name, value, unit in (
+        ("data.batch_size", "batch", data.batch_size, micro),
+        ("model.context", "length", model.context, 1),
+        ("model.width", "embed", model.width, 1),
+        ("model.feed_forward", "feed_forward", model.feed_forward_width, 1),
+        ("model.vocab", "vocab", model.vocab, 1),
+        ("model.heads", "heads", model.heads, 1),
+        ("model.kv_heads", "kv_heads", model.key_value_heads, 1),
+        ("model.width", "head_dim", model.width // model.heads, 1),
+        ("model.layers", "layers", model.layers, 1),
+    ):
+        axes = rules.get(name, ())
+        parts = [sizes[axis] for axis in axes]
+        if not axes or None in parts:
+            continue
+        divisor = unit * math.prod(part for part in parts if part)
+        if value % divisor:
+            of = " * ".join([f"mesh.{axis}" for axis in axes] + ["optim.micro_batches"] * (unit > 1))
+            if name in ("heads", "kv_heads"):
+                near = f"{' * '.join(f'mesh.{axis}' for axis in axes)} {math.gcd(value, divisor)} would do"
+            else:
+                near = _near(value, math.lcm(divisor, tensor_step if name == "embed" else 1))
+            yield f"{key}: must be a multiple of {of}, got {value} with {divisor}; {near}"
+            if name == "heads":
+                break  # kv_heads would say it again
+    chunk, tensor = model.loss_vocab_chunk, math.prod(sizes[axis] or 1 for axis in rules.get("vocab", ()))
+    if chunk is not None and (model.vocab % chunk or chunk % tensor):
+        near = ", ".join(map(str, _divisors(model.vocab, chunk, tensor)))
+        whom = "must divide model.vocab" + (f" and be a multiple of {tensor}" if tensor > 1 else "")
+        yield f"model.loss_vocab_chunk: {whom}, got {chunk} with {model.vocab}; {near or 'null'} would do"
+    parts = math.prod(sizes[axis] or 1 for axis in ("fsdp", "tensor"))
+    if not config.dry_run and None not in sizes.values():
+        yield from _memory(model, parts)
 
-    def distance(shape: tuple[int, ...]) -> float:
-        return sum(abs(math.log(size / want)) for size, want in zip(shape, sizes, strict=True) if want != -1)
 
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    shapes = [(r, f, devices // r // f) for r in divisors for f in divisors if devices // r % f == 0]
-    near = ", ".join(" * ".join(map(str, shape)) for shape in sorted(shapes, key=distance)[:3])
-    got = " * ".join(map(str, sizes)) + ("" if -1 in sizes else f" = {fixed}")
-    yield f"mesh: replica * fsdp * tensor must be the {devices} devices there are, got {got}; {near} would do"
+def _divisors(value: int, near: int, step: int) -> list[int]:
+    """The divisors of `value` next to `near` that are multiples of `step`."""
+    fitting = [n for n in range(step, value + 1, step) if value % n == 0]
+    return sorted(sorted(fitting, key=lambda n: abs(math.log(n / near)))[:3])
 
 
-def _mesh_shape(mesh: MeshConfig, devices: int | None) -> tuple[int | None, ...]:
-    """Sizes of the axes; -1 becomes what is left of `devices`, or None where that is unknown or not a whole number."""
-    sizes = (mesh.replica, mesh.fsdp, mesh.tensor)
-    fixed = math.prod(size for size in sizes if size != -1)
-    left = devices // fixed if devices is not None and devices % fixed == 0 else None
-    return tuple(left if size == -1 else size for size in sizes)
+def _product(mesh: MeshConfig, devices: int, slices: int) -> Iterator[str]:
+    given = meshes.sizes(mesh)
+    near = ", ".join(" * ".join(map(str, shape)) for shape in meshes.nearest(mesh, devices, slices))
+    if not meshes.fits(mesh, devices):
+        fixed = math.prod(size for size in given.values() if size != -1)
+        got = " * ".join(map(str, given.values())) + ("" if -1 in given.values() else f" = {fixed}")
+        names = " * ".join(meshes.AXES)
+        yield f"mesh: {names} must be the {devices} devices there are, got {got}; {near} would do"
+    elif (meshes.shape(mesh, devices)["replica"] or 0) % slices:
+        yield f"mesh.replica: must be a multiple of the {slices} slices, got {mesh.replica}; mesh {near} would do"
 
 
 def _memory(model: ModelConfig, parts: int) -> Iterator[str]:

@@ -22,9 +22,10 @@ FREE = {
     "data.on_change",
     "data.workers",
     "dry_run",
-    "mesh.fsdp",
-    "mesh.replica",
-    "mesh.tensor",
+    "model.attention",
+    "model.loss_vocab_chunk",
+    "model.remat",
+    "optim.micro_batches",
     "run.checkpoint_every_steps",
     "run.dir",
     "run.eval_every_steps",
@@ -35,6 +36,7 @@ FREE = {
     "run.resume",
     "run.stop_at_step",
 }
+FREE_SECTIONS = ("mesh.", "distributed.")
 # What --data.on_change continue frees besides: the model stays what it is, and so do its steps.
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
@@ -68,7 +70,7 @@ def check(directory: Path, config: Config) -> None:
     changes = [
         change
         for change in cli.changed(load_config(directory), config)
-        if change[0] not in FREE and not change[0].startswith(other_data)
+        if change[0] not in FREE and not change[0].startswith((*FREE_SECTIONS, *other_data))
     ]
     if changes:
         raise UserError(

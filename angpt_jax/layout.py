@@ -1,0 +1,71 @@
+"""Where arrays lie: a mesh of devices, and for each logical axis the mesh axes that it is split over.
+
+The model says the logical names of its axes and nothing else. A weight is kept split over all mesh axes of its rule; a
+product takes it gathered over those that also split the data, one layer at a time, and hands its gradient back split.
+"""
+
+from dataclasses import dataclass
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from angpt_jax.axes import Axes
+
+DATA = ("batch", "length")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Hashable, so that a module can have it. Without a mesh everything lies on one device.
+
+    Args:
+        mesh: the devices
+        rules: logical axis and the mesh axes that it is split over; an axis without a rule is whole everywhere
+    """
+
+    mesh: Mesh | None = None
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def over(self, name: str | None) -> tuple[str, ...]:
+        """The mesh axes that a logical axis is split over."""
+        return dict(self.rules).get(name or "", ())
+
+    def parts(self, name: str) -> int:
+        """How many parts a logical axis is split into."""
+        parts = 1
+        for axis in self.over(name):
+            parts *= self.mesh.shape[axis] if self.mesh else 1
+        return parts
+
+    def spec(self, *names: str | None, gathered: bool = False) -> PartitionSpec:
+        """Of an array with these axes; `gathered`: whole over the mesh axes that split the data."""
+        data = {axis for name in DATA for axis in self.over(name)} if gathered else set()
+        kept = (tuple(axis for axis in self.over(name) if axis not in data) for name in names)
+        return PartitionSpec(*(axes or None for axes in kept))
+
+    def constrain(self, x: Array, *names: str | None, gathered: bool = False) -> Array:
+        """`x`, lying as `spec` says."""
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(*names, gathered=gathered)))
+
+    def of(self, axes: Axes) -> "Place":
+        return Place(self, axes.names)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one weight lies: `split` as it is kept, `gathered` as a product takes it."""
+
+    layout: Layout = Layout()
+    names: tuple[str, ...] = ()
+
+    def split(self, w: Array) -> Array:
+        return self.layout.constrain(w, *self.names)
+
+    def gathered(self, w: Array) -> Array:
+        return self.layout.constrain(w, *self.names, gathered=True)
+
+
+HERE = Place()
