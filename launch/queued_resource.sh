@@ -38,7 +38,7 @@ look() { # sets now, the state; patient with a gcloud that fails for a while
 
 create() {
   local status=0
-  if [[ ${flag[keep]} == true ]] && ! dry && [[ -n $(state 2>/dev/null) ]]; then made=true && return; fi
+  if [[ ${flag[keep]} == true ]] && ! dry && [[ -n $(state 2>/dev/null) ]]; then return; fi
   phase=creating
   queued create "$name" --accelerator-type="${flag[type]}" --runtime-version="${flag[runtime]}" \
     "${create_flags[@]}" || status=$?

@@ -94,7 +94,7 @@ def test_the_exit_code_is_the_first_failure_and_75_if_there_is_none(machine: Mac
 
 def test_a_child_that_keeps_the_output_open_does_not_hold_the_script(machine: Machine):
     status, output, _ = machine.run(
-        "launch/multi_process.sh", "--processes", "1", FALSE_TRAIN='sleep 9 & echo "pid $!" >>"$CALLS"; echo end'
+        "launch/multi_process.sh", "--processes", "1", FALSE_TRAIN='sleep 25 & echo "pid $!" >>"$CALLS"; echo end'
     )
     assert status == 0 and output == "[0] end\n"
     os.kill(int(machine.calls()[-1].split()[1]), signal.SIGKILL)
