@@ -96,7 +96,7 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[jax.Device
 
 def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:
     """The model of a config, for the devices of `layout`."""
-    model = config.model
+    model, across = config.model, config.data.attend_across_documents
     return Decoder(
         arch,
         sizes,
@@ -104,8 +104,10 @@ def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder
         scan_layers=model.scan_layers,
         remat=tuple(model.remat) if isinstance(model.remat, list) else model.remat,
         tied_embeddings=model.tied_embeddings,
-        attend_across_documents=config.data.attend_across_documents,
-        attention=attention.choose(model.attention, layout, model.compute_dtype, config.data.attend_across_documents),
+        attend_across_documents=across,
+        attention=attention.choose(
+            model.attention, layout, model.compute_dtype, across, sizes.head_width, model.context
+        ),
         loss_vocab_chunk=model.loss_vocab_chunk,
         layout=layout,
     )

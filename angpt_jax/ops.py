@@ -79,12 +79,17 @@ def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention_mask(length: int, segments_BL: Array | None) -> Array:
-    """mask_BLL: query l may see key m ≤ l, of the same document if segments are given (else B = 1)."""
-    causal_1LL = jnp.tril(jnp.ones((1, length, length), dtype=bool))
-    if segments_BL is None:
-        return causal_1LL
-    return causal_1LL & (segments_BL[:, :, None] == segments_BL[:, None, :])
+def attention_mask(length: int, segments_BM: Array | None, queries_L: Array | None = None) -> Array:
+    """mask_BLM: the query at l may see key m ≤ l, of the same document if segments are given (else B = 1).
+
+    The queries are those at `queries_L`, or at all positions of the window.
+    """
+    at_L = jnp.arange(length) if queries_L is None else queries_L
+    causal_1LM = at_L[None, :, None] >= jnp.arange(length)[None, None, :]
+    if segments_BM is None:
+        return causal_1LM
+    segments_BL = segments_BM if queries_L is None else segments_BM[:, queries_L]
+    return causal_1LM & (segments_BL[:, :, None] == segments_BM[:, None, :])
 
 
 def attention_weights(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
