@@ -9,14 +9,13 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, NamedSharding
 
-from angpt_jax.attention import Implementation, attend
-from angpt_jax.attention.splash import splash
+from angpt_jax.attention import Implementation, attend, splash
 from angpt_jax.layout import Layout
 
 SCALE = 0.7  # not 1/√K
 MESH = ("fsdp", "tensor", "context")
-HEADS = (("heads", ("tensor",)), ("kv_heads", ("tensor",)))
-RULES = (("batch", ("fsdp",)), *HEADS, ("length", ("context",)))
+HEADS = "heads", ("tensor",)
+RULES = (("batch", ("fsdp",)), HEADS, ("kv_heads", ("tensor",)), ("length", ("context",)))
 Attention = Callable[..., Array]
 
 
@@ -42,7 +41,7 @@ def attention(implementation: Implementation, scale: float, layout: Layout) -> A
 
     def compute(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array | None) -> Array:
         if implementation == "splash":
-            return splash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout, interpret=True)
+            return splash.attention(q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout, interpret=True)
         return attend(implementation, q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
 
     return compute

@@ -17,8 +17,9 @@ from angpt_jax.layout import Layout
 
 B, L, H, G, K = 2, 1024, 4, 2, 8  # two blocks of the kernel in a window
 SEGMENTS = {"one document": None, "documents": documents(B, L)}
+LARGE = 4.0  # scores beyond 16, which bfloat16 would round by 2⁻⁴; a power of two rounds no query
 EXACT = 1e-5  # of the largest value: float32 sums of L products in another order; 1e-6 was seen
-ROUNDED = 2**-6  # of the largest value: a score of 8 moves by 2⁻⁶ when q · scale is rounded to bfloat16
+ROUNDED = 2**-6  # of the largest value: weights, results and gradients are rounded by 2⁻⁹ each; 2⁻⁷ was seen
 LAYOUTS: dict[str, tuple[Any, ...]] = {  # fsdp, tensor, context
     "batch": (2, 1, 1),
     "heads": (1, 2, 1),
@@ -33,16 +34,14 @@ def layout_of(name: str) -> Layout:
 
 
 @cache
-def computed(implementation: Any, dtype: Any, segments: str, split: str = "nothing") -> list[np.ndarray]:
-    """y, dq, dk, dv."""
-    q, k, v, dy = arrays(B, L, H, G, K, jnp.bfloat16)  # so that both dtypes see the same numbers
+def computed(implementation: Any, segments: str, split: str = "nothing") -> list[np.ndarray]:
+    """y, dq, dk, dv, in float32."""
+    *inputs, dy = arrays(B, L, H, G, K)
     compute = with_gradients(attention(implementation, SCALE, layout_of(split)))
-    found = jax.jit(compute)(*(x.astype(dtype) for x in (q, k, v)), SEGMENTS[segments], dy.astype(dtype))
-    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
-    return [np.asarray(x, np.float32) for x in found]
+    return [np.asarray(x) for x in jax.jit(compute)(*inputs, SEGMENTS[segments], dy)]
 
 
-def assert_close(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
     for x, y, name in zip(found, expected, ("y", "dq", "dk", "dv"), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max(), err_msg=name)
 
@@ -50,39 +49,54 @@ def assert_close(found: list[np.ndarray], expected: list[np.ndarray], tolerance:
 @pytest.mark.parametrize("segments", SEGMENTS)
 @pytest.mark.parametrize("implementation", ["xla", "splash"])
 def test_an_implementation_is_the_reference(implementation, segments):
-    expected = computed("reference", jnp.float32, segments)
-    assert_close(computed(implementation, jnp.float32, segments), expected, EXACT)
+    expected = computed("reference", segments)
+    assert_close(computed(implementation, segments), expected, EXACT)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
 def test_in_bfloat16_scores_and_softmax_are_float32(implementation):
-    expected = computed("reference", jnp.float32, "documents")
-    assert_close(computed(implementation, jnp.bfloat16, "documents"), expected, ROUNDED)
+    q, k, v, dy = arrays(B, 256, H, G, K, jnp.bfloat16)
+    exact = with_gradients(attention("reference", LARGE, Layout()))
+    expected = jax.jit(exact)(*(x.astype(jnp.float32) for x in (q, k, v)), None, dy.astype(jnp.float32))
+    found = jax.jit(with_gradients(attention(implementation, LARGE, Layout())))(q, k, v, None, dy)
+    assert {x.dtype for x in found} == {jnp.dtype(jnp.bfloat16)}
+    assert_close([np.asarray(x, np.float32) for x in found], [np.asarray(x) for x in expected], ROUNDED)
 
 
 @pytest.mark.parametrize("split", LAYOUTS)
 @pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
 def test_on_a_mesh_it_is_what_it_is_on_one_device(implementation, split):
     segments = "one document" if split == "length" else "documents"
-    expected = computed("reference", jnp.float32, segments)
-    assert_close(computed(implementation, jnp.float32, segments, split), expected, EXACT)
+    expected = computed("reference", segments)
+    assert_close(computed(implementation, segments, split), expected, EXACT)
 
 
 def test_the_cases_tell_wrong_attention_from_right():
     """So that none of the comparisons above is one of two states that agree whatever is computed."""
-    first, second = (computed("reference", jnp.float32, segments) for segments in SEGMENTS)
+    first, second = (computed("reference", segments) for segments in SEGMENTS)
     for x, y in zip(first, second, strict=True):
         assert np.abs(x - y).max() > 0.1 * np.abs(x).max()
 
 
+@pytest.mark.parametrize("key_heads", [1, 2])
 @pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
-def test_queries_keep_their_keys_when_these_are_not_split_with_them(implementation):
-    """As where there are fewer key heads than devices along `tensor`."""
-    own = layout(1, 2, 2, rules=(HEADS[0], ("length", ("context",))))
-    *inputs, dy = arrays(1, 256, H, G, K)
-    args = *inputs, None, dy
-    expected = jax.jit(with_gradients(attention("reference", SCALE, Layout())))(*args)
-    assert_close(jax.jit(with_gradients(attention(implementation, SCALE, own)))(*args), expected, EXACT)
+def test_queries_keep_their_keys_where_there_are_fewer_than_devices(implementation, key_heads):
+    own = layout(1, 4, 2, rules=(HEADS, ("length", ("context",))))
+    compare(implementation, own, arrays(1, 256, 8, key_heads, K))
+
+
+@pytest.mark.parametrize("place", [Layout(), layout(1, 1, 2)], ids=["one device", "length"])
+def test_a_part_of_a_window_may_be_several_blocks(place):
+    assert block(640) == 128
+    compare("splash", place, arrays(1, 640 * place.parts("length"), 1, 1, K))
+
+
+def compare(implementation: Any, place: Layout, given: list[Any]) -> None:
+    """With the reference on one device."""
+    *inputs, dy = given
+    expected = jax.jit(with_gradients(attention("reference", SCALE, Layout())))(*inputs, None, dy)
+    found = jax.jit(with_gradients(attention(implementation, SCALE, place)))(*inputs, None, dy)
+    assert_close(found, expected, EXACT)
 
 
 @pytest.mark.parametrize("split", ["nothing", "length"])

@@ -59,6 +59,9 @@ def test_splash_compiles_with_the_batch_split():
     program = compiled(lambda q, k, v, segments: attend("splash", q, k, v, segments, 8.0, place), place)
     assert kernels(program.as_text()) == KERNELS
     assert collectives(program.as_text()) == set()
+    calls = [line for line in program.as_text().splitlines() if "tpu_custom_call" in line]
+    operands = [re.findall(rf"(\w+)\[\d+,\d+,{L},{K}\]", call.partition("operand_layout")[2]) for call in calls]
+    assert {dtype for each in operands for dtype in each} == {"bf16"} and min(map(len, operands)) >= 3  # q, k, v
     assert program.memory_analysis().temp_size_in_bytes < ROWS * H * L * L  # a byte for each score
 
 

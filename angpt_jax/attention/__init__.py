@@ -7,10 +7,9 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from angpt_jax import ops
-from angpt_jax.attention import context
+from angpt_jax.attention import context, splash
 from angpt_jax.attention.choice import Implementation as Implementation
 from angpt_jax.attention.choice import choose as choose
-from angpt_jax.attention.splash import splash
 from angpt_jax.layout import Layout
 
 
@@ -28,7 +27,7 @@ def attend(
     Scores and softmax are float32; y has the dtype of v and the name `attention` for `model.remat`.
     """
     if implementation == "splash":
-        return splash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
+        return splash.attention(q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
     local = {"reference": reference, "xla": xla, "cudnn": cudnn}[implementation]
     arrays = q_BLHK, k_BLGK, v_BLGK, segments_BL
     if layout.parts("length") > 1 or (implementation == "cudnn" and layout.mesh is not None):

@@ -1,5 +1,6 @@
 """Attention on a mesh, each device by itself: its sequences, its heads, its part of the window."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +45,8 @@ def on_each_device(
         segments_BM = None if segments_BL is None else whole(segments_BL)
         return local(*shared, q_BLHK, whole(k_BLGK), whole(v_BLGK), segments_BM, queries_L)
 
-    if layout.parts("heads") > 1 and layout.over("kv_heads") != layout.over(
-        "heads"
-    ):  # each device needs the keys of its own queries
-        k_BLGK, v_BLGK = (ops.repeat_heads(x, q_BLHK.shape[2]) for x in (k_BLGK, v_BLGK))
+    key_heads = math.lcm(k_BLGK.shape[2], layout.parts("heads"))  # each device needs the keys of its own queries
+    k_BLGK, v_BLGK = (ops.repeat_heads(x, key_heads) for x in (k_BLGK, v_BLGK))
     spec = layout.spec("batch", "length", "heads", None)
     segments_spec = PartitionSpec() if segments_BL is None else layout.spec("batch", "length")
     mapped = jax.shard_map(

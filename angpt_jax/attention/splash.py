@@ -21,7 +21,7 @@ LANES = 128  # of a TPU's vector unit: a block of queries or keys is a multiple
 LARGEST_BLOCK = 512
 
 
-def splash(
+def attention(
     q_BLHK: Array,
     k_BLGK: Array,
     v_BLGK: Array,
