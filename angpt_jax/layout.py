@@ -74,8 +74,8 @@ class Place:
         return self.layout.constrain(w, *self.names, gathered=True)
 
     def added_up(self, product: Callable[[Array, Array], Array], x_BLI: Array, y_BLO: Array) -> Array:
-        """product(x, y) over all tokens, an array of the weight's shape. Each device takes the product of its own tokens
-        and of their sum gets its part: a reduce-scatter, which XLA does not find by itself, then a sum over replicas."""
+        """product(x, y) over all tokens, an array of the weight's shape. Each device takes the product of its own
+        tokens and of their sum gets its part: a reduce-scatter, which XLA does not find by itself."""
         layout, mesh = self.layout, self.layout.mesh
         data = [axis for name in DATA for axis in layout.over(name)]
         if mesh is None or all(mesh.shape[axis] == 1 for axis in data):
