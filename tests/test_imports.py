@@ -11,23 +11,24 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files nu axes part ops measure",
+    "errors files nu axes part ops measure chips hlo collectives hlo_costs",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli rules",
-    "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir nu.monte_carlo "
+    "config schema yaml_files form cli rules topologies",
+    "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluate experiment dry_run loop "
+    "step instruments evaluate experiment footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain",
-    "train sample prepare report nu.__main__",
+    "job pretrain ahead compile_table",
+    "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
 # Within a level: who may import whom. A package's own modules may import each other.
 WITHIN = {
+    0: [("collectives", "hlo"), ("hlo_costs", "hlo"), ("hlo_costs", "collectives")],
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
