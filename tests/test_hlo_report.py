@@ -35,13 +35,13 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Any], str, int, float]] = {  # kind:
 }
 
 
-def text_of(f: Callable[[Any], Any], **options: str) -> str:
+def text_of(f: Callable[[Any], Any], **options: str | bool) -> str:
     """The program of `f` of each device's part."""
     mesh = jax.make_mesh((A, B), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     split = PartitionSpec(("a", "b"))
     mapped = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))
     x = jax.ShapeDtypeStruct((ROWS * A * B, COLUMNS), jnp.float32)
-    return mapped.lower(x).compile(compiler_options=options).as_text()
+    return str(mapped.lower(x).compile(compiler_options=options).as_text())
 
 
 def found(f: Callable[[Any], Any]) -> list[Collective]:
@@ -168,7 +168,7 @@ STACK, STREAM = LAYERS * WIDTH * WIDTH, ROWS_X * WIDTH  # elements
 
 def compiled(f: Callable, *shapes: tuple[int, ...]) -> hlo.Program:
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return hlo.read(jax.jit(f).lower(*arrays).compile().as_text())
+    return hlo.read(str(jax.jit(f).lower(*arrays).compile().as_text()))
 
 
 def test_a_scan_of_products():
