@@ -8,7 +8,8 @@ parsing: `angpt_jax.cli`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SAVEABLE = ("query", "key", "value", "attention", "up", "gate", "hidden")  # what a list in model.remat may name
+# What a list in model.remat may name: what the maps of a layer give, by role, and what goes into the last two of them.
+SAVEABLE = ("query", "key", "value", "attention", "attention_out", "up", "gate", "hidden", "down")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.instruments import make_observer
 from angpt_jax.layout import Layout
-from angpt_jax.model import Decoder
+from angpt_jax.model import Decoder, How
 from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 
@@ -76,7 +76,7 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[jax.Device
     layout = sharding.make_layout(config.mesh, devices)
     model = decoder(config, arch, sizes, layout)
     tokens_BL = jax.ShapeDtypeStruct((1, config.model.context), jnp.int32)
-    boxed = jax.eval_shape(model.clone(layout=Layout()).init, jax.random.key(0), tokens_BL, tokens_BL)["params"]
+    boxed = jax.eval_shape(on_one_device(model).init, jax.random.key(0), tokens_BL, tokens_BL)["params"]
     axes, params = axes_of(boxed), nn.meta.unbox(boxed)
     sharding.check_split(axes, params, layout)
 
@@ -96,25 +96,30 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[jax.Device
 
 def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:
     """The model of a config, for the devices of `layout`."""
-    model = config.model
+    model, across = config.model, config.data.attend_across_documents
+    code = attention.choose(model.attention, layout, model.compute_dtype, across)
     return Decoder(
         arch,
         sizes,
-        dtype=jnp.dtype(model.compute_dtype),
+        How(jnp.dtype(model.compute_dtype), code, layout),
         scan_layers=model.scan_layers,
         remat=tuple(model.remat) if isinstance(model.remat, list) else model.remat,
         tied_embeddings=model.tied_embeddings,
-        attend_across_documents=config.data.attend_across_documents,
-        attention=attention.choose(model.attention, layout, model.compute_dtype, config.data.attend_across_documents),
+        attend_across_documents=across,
         loss_vocab_chunk=model.loss_vocab_chunk,
-        layout=layout,
     )
+
+
+def on_one_device(model: Decoder) -> Decoder:
+    """The same function without a mesh: a single row of tokens, as for an init, can't be split."""
+    return model.clone(how=How(model.how.dtype))
 
 
 def initial_state(built: Experiment, config: Config) -> TrainState:
     """The state of step 0, made where it will lie."""
-    model = built.model.clone(layout=Layout())  # its one row of tokens can't be split
-    init = jax.jit(partial(init_state, model, built.tx), static_argnums=1, out_shardings=built.shardings)
+    init = jax.jit(
+        partial(init_state, on_one_device(built.model), built.tx), static_argnums=1, out_shardings=built.shardings
+    )
     return init(config.run.seed, config.model.context)
 
 

@@ -39,10 +39,17 @@ class Layout:
         return parts
 
     def spec(self, *names: str | None, gathered: bool = False) -> PartitionSpec:
-        """Of an array with these axes; `gathered`: whole over the mesh axes that split the data."""
-        data = {axis for name in DATA for axis in self.over(name)} if gathered else set()
-        kept = (tuple(axis for axis in self.over(name) if axis not in data) for name in names)
-        return PartitionSpec(*(axes or None for axes in kept))
+        """Of an array with these axes; `gathered`: whole over the mesh axes that split the data.
+
+        A mesh axis that several of them are split over goes to the last.
+        """
+        taken = {axis for name in DATA for axis in self.over(name)} if gathered else set()
+        parts: list[tuple[str, ...] | None] = []
+        for name in reversed(names):
+            axes = tuple(axis for axis in self.over(name) if axis not in taken)
+            taken |= set(axes)
+            parts.append(axes or None)
+        return PartitionSpec(*reversed(parts))
 
     def constrain(self, x: Array, *names: str | None, gathered: bool = False) -> Array:
         """`x`, lying as `spec` says."""

@@ -16,7 +16,7 @@ PRESETS: dict[str, Rules] = {
     "data_parallel": _DATA,
     "fsdp": _FSDP,
     "fsdp_tensor": _TENSOR,
-    "context": _TENSOR | {"length": ("context",)},
+    "context": _TENSOR | {"length": ("context",), "embed": ("fsdp", "context")},
 }
 LOGICAL = ("batch", "length", "embed", "vocab", "heads", "kv_heads", "feed_forward", "head_dim", "layers")
 TOGETHER = (  # two axes of one array can't be split over the same mesh axis

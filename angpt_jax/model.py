@@ -26,15 +26,16 @@ HEAD = Axes("head", ("embed", "vocab"), inputs=("embed",))
 class How:
     """How a decoder is computed, whatever it computes: dtype of the products, code for attention, where arrays lie."""
 
-    dtype: Any
-    attention: Implementation
-    layout: Layout
+    dtype: Any = jnp.float32
+    attention: Implementation = "reference"
+    layout: Layout = Layout()
 
 
 def linear(module: "Attention | MLP", x: Array, axes: Axes, width: int, nu: float, out_dtype: Any) -> Array:
-    """ν · W x with the weight `axes.role` of `module`, `width` numbers for each token."""
+    """ν · W x with the weight `axes.role` of `module`, `width` numbers for each token. A list in `remat` calls it that."""
     w = weight(module, axes, (x.shape[-1], width), module.arch.init.make())
-    return ops.linear(x, w, nu, module.how.dtype, out_dtype, module.how.layout.of(axes))
+    y = ops.linear(x, w, nu, module.how.dtype, out_dtype, module.how.layout.of(axes))
+    return checkpoint_name(y, axes.role)
 
 
 class Attention(nn.Module):
@@ -61,10 +62,7 @@ class Attention(nn.Module):
         v_BLGK = arch.value.make(name="value_norm", axis="head_dim")(v_BLGK)
         measure(self, "q", lambda: norms(q_BLHK))
         measure(self, "k", lambda: norms(k_BLGK))
-        q_BLHK, k_BLGK, v_BLGK = (
-            checkpoint_name(x.astype(dtype), name)
-            for x, name in ((q_BLHK, "query"), (k_BLGK, "key"), (v_BLGK, "value"))
-        )
+        q_BLHK, k_BLGK, v_BLGK = (x.astype(dtype) for x in (q_BLHK, k_BLGK, v_BLGK))
         scale = qk.softmax_scale
         measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, segments_BL, scale)))
         y_BLHK = attend(self.how.attention, q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
@@ -86,8 +84,7 @@ class MLP(nn.Module):
 
         def project(role: str) -> Array:
             axes = Axes(role, ("embed", "feed_forward"), inputs=("embed",))
-            y_BLF = linear(self, x_BLD, axes, sizes.feed_forward, getattr(nu, role), dtype)
-            return checkpoint_name(y_BLF, role)
+            return linear(self, x_BLD, axes, sizes.feed_forward, getattr(nu, role), dtype)
 
         gate = arch.gate.make(name="gating")
         u_BLF, *z_BLF = (project(role) for role in gate.inputs)
@@ -133,34 +130,32 @@ class Decoder(nn.Module):
 
     arch: Arch
     sizes: Sizes
-    dtype: Any = jnp.float32
+    how: How = How()
     scan_layers: bool = True
     remat: Literal["none", "full"] | tuple[str, ...] = "none"
     tied_embeddings: bool = False
     attend_across_documents: bool = False
-    attention: Implementation = "reference"
     loss_vocab_chunk: int | None = None
-    layout: Layout = Layout()
 
     def __call__(self, tokens_BL: Array, segments_BL: Array) -> Array:
         h_BLD, w_DV = self.features(tokens_BL, segments_BL)
-        return ops.linear(h_BLD, w_DV, 1.0, self.dtype, jnp.float32, self.layout.of(HEAD))
+        return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))
 
     def nats(self, tokens_BL: Array, segments_BL: Array, targets_BL: Array) -> Array:
         """nats_BL: cross-entropy of each target, `loss_vocab_chunk` entries of the vocabulary at a time."""
         if self.loss_vocab_chunk is None:
             return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
         h_BLD, w_DV = self.features(tokens_BL, segments_BL)
-        place = self.layout.of(HEAD)
-        return ops.chunked_cross_entropy(h_BLD, w_DV, targets_BL, self.loss_vocab_chunk, self.dtype, place)
+        place = self.how.layout.of(HEAD)
+        return ops.chunked_cross_entropy(h_BLD, w_DV, targets_BL, self.loss_vocab_chunk, self.how.dtype, place)
 
     @nn.compact
     def features(self, tokens_BL: Array, segments_BL: Array) -> tuple[Array, Array]:
         """What the logits are the product of: the last hidden states h_BLD, and the head as it meets them, w_DV."""
-        arch, sizes, layout = self.arch, self.sizes, self.layout
+        arch, sizes, layout = self.arch, self.sizes, self.how.layout
         init = arch.init.make()
         w_VD = weight(self, EMBEDDING, (sizes.vocab, sizes.width), init)
-        h_BLD = layout.constrain(w_VD[tokens_BL], "batch", "length", None)
+        h_BLD = ops.lookup(w_VD, tokens_BL, layout)
         h_BLD = arch.embedding_norm.make(name="embedding_norm")(h_BLD)
         angles_LR = ops.rotary_angles(tokens_BL.shape[1], sizes.head_width, sizes.rope_theta)
         documents_BL = None if self.attend_across_documents else segments_BL
@@ -181,7 +176,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.sizes.layers,
             metadata_params={nn.PARTITION_NAME: LAYERS},
         )
-        return scanned(self.arch, self.sizes, How(self.dtype, self.attention, self.layout), name="layers")
+        return scanned(self.arch, self.sizes, self.how, name="layers")
 
     def block(self) -> type[nn.Module]:
         if self.remat == "none":

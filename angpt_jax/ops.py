@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from angpt_jax.layout import HERE, Place
+from angpt_jax.layout import HERE, Layout, Place
 
 
 def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None, place: Place = HERE) -> Array:
@@ -45,6 +45,13 @@ def _product_backward(place: Place, saved: tuple[Array, Array], dy: Array) -> tu
 
 
 product.defvjp(_product_forward, _product_backward)
+
+
+def lookup(table_VD: Array, tokens_BL: Array, layout: Layout) -> Array:
+    """h_BLD: the row of each token. Where rows are split, each device looks up its part of every row of its group, then
+    they exchange parts for whole rows: that moves hidden states, not the table."""
+    parts_BLD = layout.constrain(table_VD[tokens_BL], "batch", "length", "embed")
+    return layout.constrain(parts_BLD, "batch", "length", None)
 
 
 def rms_norm(x: Array, epsilon: float) -> Array:

@@ -15,7 +15,8 @@ ONE_LINE: list[tuple[str, str]] = [
     (
         "--model.d_modle 64",
         "model.d_modle: unknown key; the keys of model are arch, width, layers, heads, vocab, context, feed_forward, "
-        "kv_heads, tied_embeddings, rope_theta, compute_dtype, scan_layers, remat, places",
+        "kv_heads, tied_embeddings, rope_theta, compute_dtype, scan_layers, remat, "
+        "attention, loss_vocab_chunk, places",
     ),
     ("--run.steps abc", "run.steps: expected int, got 'abc'"),
     (

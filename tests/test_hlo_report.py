@@ -232,8 +232,9 @@ def test_the_roofline_by_hand():
         (lambda units: math.ceil(100 + 50 * units + 0.3 * units**2), 5),
         (lambda units: 150 * math.ceil((100 + 50 * units) / 150), 5),
         (lambda units: 100 + round(200 * units**0.6), 6),
+        (lambda units: 100 + 50 * units if units <= 12 else 5000, 6),
     ],
-    ids=["line", "bend", "steps", "flattening"],
+    ids=["line", "bend", "steps", "flattening", "cliff"],
 )
 def test_the_search_for_the_largest_batch(peak: Callable[[int], int], most: int, start: int):
     """Few measurements, and no larger batch fits."""
