@@ -232,9 +232,8 @@ def test_the_roofline_by_hand():
         (lambda units: math.ceil(100 + 50 * units + 0.3 * units**2), 5),
         (lambda units: 150 * math.ceil((100 + 50 * units) / 150), 5),
         (lambda units: 100 + round(200 * units**0.6), 6),
-        (lambda units: 100 + 50 * units if units <= 12 else 5000, 6),
     ],
-    ids=["line", "bend", "steps", "flattening", "cliff"],
+    ids=["line", "bend", "steps", "flattening"],
 )
 def test_the_search_for_the_largest_batch(peak: Callable[[int], int], most: int, start: int):
     """Few measurements, and no larger batch fits."""
@@ -248,6 +247,11 @@ def test_the_search_for_the_largest_batch(peak: Callable[[int], int], most: int,
     units, compiles = ahead.search((start, peak(start), peak(start) <= limit), limit, measure)
     assert peak(units) <= limit < peak(units + 1)
     assert compiles == len(measured) <= most
+
+
+def test_the_search_halves_where_a_line_is_of_no_use():
+    units, compiles = ahead.search((1, 150, True), 1000, lambda n: (100 + 50 * n, True) if n <= 12 else (9000, False))
+    assert (units, compiles) == (12, 6)
 
 
 def test_the_search_says_when_nothing_fits():
