@@ -188,7 +188,7 @@ def describe(ahead: Ahead, topology: str | None) -> dict[str, Any]:
         "tokens_per_step": ahead.tokens,
         "micro_batches": config.optim.micro_batches,
         "remat": config.model.remat,
-        "attention": ahead.built.model.attention,
+        "attention": ahead.built.model.how.attention,
         "loss_vocab_chunk": config.model.loss_vocab_chunk,
     }
 
