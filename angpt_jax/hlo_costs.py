@@ -110,8 +110,11 @@ def _traffic_of(program: Program, computation: Computation, one: Instruction) ->
         return given - _hbm(operands[0].shapes) + _part(one, operands[1].bytes)
     if one.opcode in ("send", "recv"):
         return given or _hbm(one.shapes)
-    if one.opcode.endswith("-start") and kind_of(one) in (None, "all-gather", "collective-permute"):
+    if one.opcode in ("all-gather-start", "collective-permute-start"):
         return _hbm(one.shapes)  # a tuple of the operand and the result
+    if one.opcode.endswith("-start") and kind_of(one) is None:  # a copy or a slice on its way: the same tuple
+        ends = one.shapes[:2]
+        return min(end.bytes for end in ends) * sum(end.space == 0 for end in ends)
     return given + _hbm(one.shapes)
 
 

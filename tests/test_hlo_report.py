@@ -136,10 +136,13 @@ custom_call_target="AsyncCollectiveStart"
   ROOT %end = bf16[8,8]{1,0} custom-call(%r, %s, %piece.2), custom_call_target="AsyncCollectiveDone"
 }
 
-ENTRY %main (x: f32[64,8], y: bf16[1,8]) -> bf16[8,8] {
+ENTRY %main (x: f32[64,8], y: bf16[1,8], z: f32[64,8]) -> bf16[8,8] {
   %x = f32[64,8]{1,0:T(8,128)S(1)} parameter(0)
   %y = bf16[1,8]{1,0:T(8,128)(2,1)} parameter(1)
   %token = token[] after-all()
+  %z = f32[64,8]{1,0:T(8,128)} parameter(2)
+  %fetch = ((f32[64,8]{1,0:T(8,128)}), f32[2,8]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%z), slice={[0:2], [0:8]}
+  %store = (f32[64,8]{1,0}, f32[64,8]{1,0}, u32[]{:S(2)}) copy-start(%z)
   %kept = f32[8,8]{1,0} fusion(%x), kind=kCustom, calls=%part
   %sent = (f32[8,8]{1,0}, u32[], token[]) send(%kept, %token), frontend_attributes={\
 _xla_megascale_target="{1:4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
@@ -160,7 +163,8 @@ def test_what_the_tpu_compiler_writes_differently():
     assert send.sent_bytes == 2 * 8 * 8 * 4 * 3 / 4
     assert (gather.kind, gather.sent_bytes, gather.whole_bytes) == ("all-gather", 7 * 8 * 2, 8 * 8 * 2)
     kept, sent, gathered = 8 * 8 * 4, 8 * 8 * 4, 8 * 2 + 8 * 8 * 2
-    assert hlo_costs.traffic(program) == kept + sent + gathered  # x lies in a cache
+    fetched, stored = 2 * 8 * 4, 2 * 64 * 8 * 4  # into a cache; from memory to memory
+    assert hlo_costs.traffic(program) == kept + sent + gathered + fetched + stored  # x lies in a cache
 
 
 LAYERS, ROWS_X, WIDTH = 6, 32, 64
