@@ -4,8 +4,9 @@
     program.runs    # computation → how often one step executes it: loops multiply
 
 XLA's own cost analysis counts the body of a loop once, so nothing of it is used here. How often a loop turns is what
-XLA notes on it (`known_trip_count`), or else the bound in its condition, `i < constant`, less where i starts: what
-`jax.lax.scan` and `fori_loop` compile to. A loop that tells neither counts once and is named in `unknown_loops`.
+XLA notes on it (`known_trip_count`), which the TPU compiler does not, or else follows from its counter: `i < constant`
+in the condition, where i starts (0 if that can't be seen), what a turn adds. `jax.lax.scan`, `fori_loop` and the loops
+that XLA makes of a product and its collective compile to that. Another loop counts once; `unknown_loops` names it.
 """
 
 import math
@@ -189,26 +190,49 @@ def _calls(
 
 
 def _trips(computations: dict[str, Computation], caller: Computation, loop: Instruction) -> int | None:
+    """How often a loop turns: i from `start` in steps of `step` while i < `end`."""
     if noted := _TRIPS.search(loop.attributes):
         return int(noted[1])
-    condition = computations.get(loop.attribute("condition") or "")
-    if condition is None or not condition.root:
-        return None
+    condition = computations[loop.attribute("condition") or ""]
     test = condition.instructions[condition.root]
     sides = condition.operands(test)
-    less = test.opcode == "compare" and test.attribute("direction") == "LT" and len(sides) == 2
-    if not less or sides[0].opcode != "get-tuple-element" or sides[1].opcode != "constant":
+    if test.opcode != "compare" or test.attribute("direction") != "LT" or len(sides) != 2:
         return None
-    start = _start(caller, loop, int(sides[0].attribute("index") or 0))
-    return max(0, int(sides[1].literal) - start)
+    place, end = sides[0].attribute("index"), _constant(condition, sides[1])
+    if sides[0].opcode != "get-tuple-element" or place is None or end is None:
+        return None
+    start = _element(caller, caller.operands(loop)[0], int(place))
+    step = _step(computations[loop.attribute("body") or ""], int(place))
+    first = _constant(caller, start) if start is not None else None
+    return max(0, -(-(end - (first or 0)) // step)) if step else None
 
 
-def _start(caller: Computation, loop: Instruction, index: int) -> int:
-    """Where the counter of a loop starts: a constant that the loop is given, or else 0."""
-    given = caller.operands(loop)
-    parts = caller.operands(given[0]) if given and given[0].opcode == "tuple" else []
-    value = parts[index] if index < len(parts) else None
-    while value is not None and value.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
-        sources = caller.operands(value)
-        value = sources[0] if sources else None
-    return int(value.literal) if value is not None and re.fullmatch(r"-?\d+", value.literal) else 0
+def _element(computation: Computation, value: Instruction, place: int) -> Instruction | None:
+    """An element of a tuple that is made right here."""
+    return computation.operands(value)[place] if value.opcode == "tuple" else None
+
+
+def _step(body: Computation, place: int) -> int | None:
+    """What one turn adds to the counter at `place` of the loop's tuple; None if that is not plain to see."""
+    value, step = _element(body, body.instructions[body.root], place), 0
+    while value is not None and (value := _origin(body, value)).opcode == "add":
+        one, two = (_origin(body, operand) for operand in body.operands(value))
+        value, added = (one, _constant(body, two)) if two.opcode == "constant" else (two, _constant(body, one))
+        if added is None:
+            return None
+        step += added
+    counts = value is not None and value.opcode == "get-tuple-element" and value.attribute("index") == str(place)
+    return step if counts and step > 0 else None
+
+
+def _origin(computation: Computation, value: Instruction) -> Instruction:
+    """The value that a copy is of."""
+    while value.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        (value,) = computation.operands(value)
+    return value
+
+
+def _constant(computation: Computation, value: Instruction) -> int | None:
+    """The number that a scalar is, if it is one."""
+    value = _origin(computation, value)
+    return int(value.literal) if value.opcode == "constant" and re.fullmatch(r"-?\d+", value.literal) else None

@@ -81,18 +81,19 @@ def test_a_loop_of_unknown_length_counts_once_and_is_named():
     assert [one.times for one in collectives.collectives(program, PLACES)] == [1]
 
 
-def test_the_bound_of_a_condition_is_the_length_where_none_is_noted():
+@pytest.mark.parametrize(("start", "step", "times"), [(0, 1, 8), (3, 1, 5), (0, 2, 4), (1, 3, 3)])
+def test_a_counter_tells_the_length_where_none_is_noted(start: int, step: int, times: int):
     """As the TPU compiler leaves it."""
 
     def loop(x: Any) -> Any:
-        body = lambda state: (state[0] + 1, jax.lax.psum(jnp.sin(state[1]), "a"))  # noqa: E731
-        return jax.lax.while_loop(lambda state: state[0] < 8, body, (3, x))[1]
+        body = lambda state: (state[0] + step, jax.lax.psum(jnp.sin(state[1]), "a"))  # noqa: E731
+        return jax.lax.while_loop(lambda state: state[0] < 8, body, (start, x))[1]
 
     text = text_of(loop, xla_disable_hlo_passes="fusion-wrapper")
     bare = text.replace("known_trip_count", "nothing")
     assert text != bare
     (one,) = collectives.collectives(hlo.read(bare), PLACES)
-    assert one.times == 5
+    assert one.times == times
 
 
 def test_groups_in_all_their_spellings():
