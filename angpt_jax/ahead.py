@@ -16,7 +16,7 @@ from angpt_jax.chips import Chip
 from angpt_jax.collectives import Collective, Places
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment
-from angpt_jax.footprint import Footprint, bytes_of, footprint
+from angpt_jax.footprint import Footprint, bytes_of, footprint, memory_of
 from angpt_jax.roofline import Roofline, Work, roofline
 
 MOST_COMPILES = 6  # in the search for the largest batch
@@ -51,10 +51,7 @@ class Ahead:
 
     @property
     def limit(self) -> int | None:
-        """Bytes of memory that a program can use on one device; those that are there tell it themselves."""
-        here = self.devices[0] in jax.local_devices()
-        stats = self.devices[0].memory_stats() if here else None
-        return stats["bytes_limit"] if stats else self.chip and self.chip.hbm_bytes
+        return memory_of(self.devices[0])
 
     @property
     def tokens(self) -> int:

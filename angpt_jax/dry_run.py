@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from angpt_jax import flops
+from angpt_jax import flops, placement
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment, compiled_step
@@ -20,7 +20,9 @@ def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str
         f"{flops.parameter_count(built.abstract.params):,} parameters",
         f"{tokens_per_step:,} tokens a step, {config.run.steps:,} steps, {tokens_per_step * config.run.steps:,} tokens",
         f"{built.flops_per_token(config.model.context):,} FLOPs per token, forward and backward",
-        f"mesh {dict(built.layout.mesh.shape)}, {rows} sequences per device",
+        f"mesh {dict(built.layout.mesh.shape)}, {rows} sequences per device, attention: {built.model.how.attention}",
+        "",
+        *placement.table(built),
         "",
         "nu",
         *(f"  {f.name:<13}  {getattr(arch.nu, f.name):.4f}" for f in fields(arch.nu)),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from angpt_jax import chips
 from angpt_jax.chips import GIB
 
 
@@ -68,6 +69,14 @@ def footprint(compiled: Any, abstract: Any) -> Footprint | None:
         program=memory.generated_code_size_in_bytes,
         peak=in_use + memory.generated_code_size_in_bytes,
     )
+
+
+def memory_of(device: jax.Device) -> int | None:
+    """Bytes that a program can use there: what a device that is here says, or else the table of chips; None if neither
+    knows."""
+    stats = device.memory_stats() if device in jax.local_devices() else None
+    chip = chips.find(device.device_kind)
+    return stats["bytes_limit"] if stats else chip and chip.hbm_bytes
 
 
 ROWS = {  # of the table: field, words, remark

@@ -33,6 +33,11 @@ def rules(mesh: MeshConfig) -> Rules:
     return {name: axes for name, axes in (PRESETS[mesh.preset] | own).items() if axes}
 
 
+def used(rules: Rules) -> set[str]:
+    """The mesh axes that something is split over."""
+    return {axis for axes in rules.values() for axis in axes}
+
+
 def _as_tuple(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(map(str, value))
@@ -64,7 +69,13 @@ def nearest(mesh: MeshConfig, devices: int, slices: int = 1, count: int = 3) -> 
     def distance(candidate: tuple[int, ...]) -> float:
         return sum(abs(math.log(size / want)) for size, want in zip(candidate, wanted, strict=True) if want != -1)
 
-    fitting = (candidate for candidate in _shapes(devices, len(AXES)) if candidate[0] % slices == 0)
+    needed = used(rules(mesh)) | {"fsdp"}
+    fitting = (
+        candidate
+        for candidate in _shapes(devices, len(AXES))
+        if candidate[0] % slices == 0
+        and all(size == 1 or axis in needed for axis, size in zip(AXES, candidate, strict=True))
+    )
     return sorted(fitting, key=distance)[:count]
 
 

@@ -32,7 +32,7 @@ class How:
 
 
 def linear(module: "Attention | MLP", x: Array, axes: Axes, width: int, nu: float, out_dtype: Any) -> Array:
-    """ν · W x with the weight `axes.role` of `module`, `width` numbers for each token. A list in `remat` calls it that."""
+    """ν · W x with the weight `axes.role` of `module`, `width` numbers a token. A list in `remat` calls it that."""
     w = weight(module, axes, (x.shape[-1], width), module.arch.init.make())
     y = ops.linear(x, w, nu, module.how.dtype, out_dtype, module.how.layout.of(axes))
     return checkpoint_name(y, axes.role)

@@ -8,9 +8,10 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax import meshes
-from angpt_jax.config import SAVEABLE, Config, MeshConfig, ModelConfig, phase_steps
+from angpt_jax import mesh_rules, meshes
+from angpt_jax.config import SAVEABLE, Config, ModelConfig, phase_steps
 from angpt_jax.form import flatten
+from angpt_jax.mesh_rules import near_multiples
 from angpt_jax.schema import show
 
 LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkpoints append to it
@@ -19,11 +20,11 @@ LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkp
 def check(config: Config, devices: int | None = None, slices: int = 1) -> list[str]:
     """All problems of `config` (on `devices` devices in `slices` slices, if given), as lines for a UserError; empty if
     it is fine."""
-    numbers = [*_counts(config), *_mesh_axes(config.mesh), *_mesh_rules(config.mesh)]
+    numbers = [*_counts(config), *mesh_rules.of_the_mesh(config.mesh)]
     others = [*_floats(config), *_seeds(config), *_paths(config)]
     others += [*_heads(config.model), *_remat(config.model), *_schedule(config)]
     fit = (
-        [] if numbers else [*_stop(config), *_mesh_use(config.mesh), *_fit(config, devices, slices)]
+        [] if numbers else [*_stop(config), *_fit(config, devices, slices)]
     )  # they compare and divide by those numbers
     return [*numbers, *others, *fit]
 
@@ -113,7 +114,7 @@ def _heads(model: ModelConfig) -> Iterator[str]:
     """Rotary angles turn pairs, so the width of a head is even."""
     width, heads = model.width, model.heads
     if width >= 1 and heads >= 1 and width % (2 * heads):
-        near = _near(width, 2 * heads)
+        near = near_multiples(width, 2 * heads)
         yield f"model.width: must be an even multiple of model.heads, got {width} with {heads} heads; {near}"
     if heads >= 1 and model.key_value_heads >= 1 and heads % model.key_value_heads:
         divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
@@ -124,12 +125,6 @@ def _remat(model: ModelConfig) -> Iterator[str]:
     for name in model.remat if isinstance(model.remat, list) else []:
         if name not in SAVEABLE:
             yield f"model.remat: no array of a layer, got {show(name)}; none, full or a list of {', '.join(SAVEABLE)}"
-
-
-def _near(value: int, step: int) -> str:
-    """The multiples of `step` next to `value`, in words."""
-    below = value // step * step
-    return " or ".join(str(multiple) for multiple in (below, below + step) if multiple) + " would do"
 
 
 def _schedule(config: Config) -> Iterator[str]:
@@ -167,108 +162,22 @@ def _stop(config: Config) -> Iterator[str]:
         yield f"run.stop_at_step: must be between 1 and run.steps, got {stop} with run.steps {steps}"
 
 
-def _mesh_axes(mesh: MeshConfig) -> Iterator[str]:
-    sizes = {f"mesh.{axis}": size for axis, size in meshes.sizes(mesh).items()}
-    for key, size in sizes.items():
-        if size < 1 and size != -1:
-            yield f"{key}: must be >= 1, or -1 for all devices that are left, got {size}"
-    left = [key for key, size in sizes.items() if size == -1]
-    if len(left) > 1:
-        yield f"{left[0]}: only one mesh axis can be -1, got -1 also for {' and '.join(left[1:])}"
-
-
-def _mesh_rules(mesh: MeshConfig) -> Iterator[str]:
-    for name, value in mesh.rules.items():
-        axes = value if isinstance(value, list) else [value]
-        if name not in meshes.LOGICAL:
-            yield f"mesh.rules.{name}: no axis of an array, got {show(value)}; one of {', '.join(meshes.LOGICAL)}"
-        elif value is not None and not all(axis in meshes.AXES for axis in axes):
-            yield (
-                f"mesh.rules.{name}: must be mesh axes or null, got {show(value)}; one of {', '.join(meshes.AXES)}, "
-                "or a list of them"
-            )
-        elif len(set(map(str, axes))) < len(axes):
-            yield f"mesh.rules.{name}: must name each mesh axis once, got {show(value)}"
-
-
-def _mesh_use(mesh: MeshConfig) -> Iterator[str]:
-    """Axes of the mesh that would compute the same thing twice, and arrays that would be split twice over one axis."""
-    rules = meshes.rules(mesh)
-    used = {axis for axes in rules.values() for axis in axes}
-    for axis, size in meshes.sizes(mesh).items():
-        if size > 1 and axis not in used:
-            presets = [name for name, preset in meshes.PRESETS.items() if any(axis in axes for axes in preset.values())]
-            near = f"--mesh.preset {' or '.join(presets)} uses it"
-            yield f"mesh.{axis}: no rule of preset {mesh.preset} splits anything over it, got {size}; {near}"
-    for first, second in meshes.TOGETHER:
-        if both := set(rules.get(first, ())) & set(rules.get(second, ())):
-            axis = min(both)
-            yield f"mesh.rules.{second}: must differ from that of {first}, got {axis} for both; change one"
-
-
 def _fit(config: Config, devices: int | None, slices: int) -> Iterator[str]:
-    """Problems of sizes that are split over the mesh; an axis of unknown size (None) is passed over."""
-    model, mesh, data = config.model, config.mesh, config.data
-    if devices is not None:
-        yield from _product(mesh, devices, slices)
-    micro = config.optim.micro_batches
-    if data.batch_size % micro:
-        near = _near(data.batch_size, micro)
-        yield f"data.batch_size: must be a multiple of optim.micro_batches, got {data.batch_size} with {micro}; {near}"
-        return
-    rules, sizes = meshes.rules(mesh), meshes.shape(mesh, devices)
-    tensor_step = 2 * model.heads
-    for key, name, value, unit in (
-        ("data.batch_size", "batch", data.batch_size, micro),
-        ("model.context", "length", model.context, 1),
-        ("model.width", "embed", model.width, 1),
-        ("model.feed_forward", "feed_forward", model.feed_forward_width, 1),
-        ("model.vocab", "vocab", model.vocab, 1),
-        ("model.heads", "heads", model.heads, 1),
-        ("model.kv_heads", "kv_heads", model.key_value_heads, 1),
-        ("model.width", "head_dim", model.width // model.heads, 1),
-        ("model.layers", "layers", model.layers, 1),
-    ):
-        axes = rules.get(name, ())
+    """Problems of sizes that must divide one another, and of memory."""
+    model, micro = config.model, config.optim.micro_batches
+    if config.data.batch_size % micro:
+        near = near_multiples(config.data.batch_size, micro)
+        rule = f"must be a multiple of optim.micro_batches, got {config.data.batch_size} with {micro}"
+        yield f"data.batch_size: {rule}; {near}"
+    else:
+        yield from mesh_rules.fit(config, devices, slices)
+    if not config.dry_run:
+        sizes = meshes.shape(config.mesh, devices)
+        rules = meshes.rules(config.mesh)
+        axes = {axis for name in ("embed", "feed_forward") for axis in rules.get(name, ())}
         parts = [sizes[axis] for axis in axes]
-        if not axes or None in parts:
-            continue
-        divisor = unit * math.prod(part for part in parts if part)
-        if value % divisor:
-            of = " * ".join([f"mesh.{axis}" for axis in axes] + ["optim.micro_batches"] * (unit > 1))
-            if name in ("heads", "kv_heads"):
-                near = f"{' * '.join(f'mesh.{axis}' for axis in axes)} {math.gcd(value, divisor)} would do"
-            else:
-                near = _near(value, math.lcm(divisor, tensor_step if name == "embed" else 1))
-            yield f"{key}: must be a multiple of {of}, got {value} with {divisor}; {near}"
-            if name == "heads":
-                break  # kv_heads would say it again
-    chunk, tensor = model.loss_vocab_chunk, math.prod(sizes[axis] or 1 for axis in rules.get("vocab", ()))
-    if chunk is not None and (model.vocab % chunk or chunk % tensor):
-        near = ", ".join(map(str, _divisors(model.vocab, chunk, tensor)))
-        whom = "must divide model.vocab" + (f" and be a multiple of {tensor}" if tensor > 1 else "")
-        yield f"model.loss_vocab_chunk: {whom}, got {chunk} with {model.vocab}; {near or 'null'} would do"
-    parts = math.prod(sizes[axis] or 1 for axis in ("fsdp", "tensor"))
-    if not config.dry_run and None not in sizes.values():
-        yield from _memory(model, parts)
-
-
-def _divisors(value: int, near: int, step: int) -> list[int]:
-    """The divisors of `value` next to `near` that are multiples of `step`."""
-    fitting = [n for n in range(step, value + 1, step) if value % n == 0]
-    return sorted(sorted(fitting, key=lambda n: abs(math.log(n / near)))[:3])
-
-
-def _product(mesh: MeshConfig, devices: int, slices: int) -> Iterator[str]:
-    given = meshes.sizes(mesh)
-    near = ", ".join(" * ".join(map(str, shape)) for shape in meshes.nearest(mesh, devices, slices))
-    if not meshes.fits(mesh, devices):
-        fixed = math.prod(size for size in given.values() if size != -1)
-        got = " * ".join(map(str, given.values())) + ("" if -1 in given.values() else f" = {fixed}")
-        names = " * ".join(meshes.AXES)
-        yield f"mesh: {names} must be the {devices} devices there are, got {got}; {near} would do"
-    elif (meshes.shape(mesh, devices)["replica"] or 0) % slices:
-        yield f"mesh.replica: must be a multiple of the {slices} slices, got {mesh.replica}; mesh {near} would do"
+        if None not in parts:
+            yield from _memory(model, math.prod(part or 1 for part in parts))
 
 
 def _memory(model: ModelConfig, parts: int) -> Iterator[str]:

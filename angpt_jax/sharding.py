@@ -40,9 +40,10 @@ def slice_count(devices: Sequence[jax.Device]) -> int:
 
 
 def parameter_shardings(axes: Any, layout: Layout) -> Any:
-    """A tree like the parameters: the sharding of each, from the names of its axes."""
+    """A tree like the parameters: the sharding of each, from the names of its axes. Scales and gains, which are small,
+    lie as products take them, so that no layer gathers them."""
     mesh = _mesh(layout)
-    return jax.tree.map(lambda axis: NamedSharding(mesh, layout.spec(*axis.names)), axes)
+    return jax.tree.map(lambda axis: NamedSharding(mesh, layout.spec(*axis.names, gathered=not axis.is_matrix)), axes)
 
 
 def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any, layout: Layout) -> Any:
@@ -75,7 +76,7 @@ def check_split(axes: Any, params: Any, layout: Layout) -> None:
     whole: dict[str, int] = {}
 
     def note(axis: Axes, w: Any) -> None:
-        if all(layout.parts(name) == 1 for name in axis.names):
+        if axis.is_matrix and all(layout.parts(name) == 1 for name in axis.names):
             whole[axis.role] = whole.get(axis.role, 0) + w.size
 
     jax.tree.map(note, axes, params)
@@ -83,10 +84,10 @@ def check_split(axes: Any, params: Any, layout: Layout) -> None:
     splits = any(layout.parts(name) > 1 for name in ("embed", "vocab", "heads", "kv_heads", "feed_forward"))
     if splits and sum(whole.values()) > MOST_UNSPLIT * total:
         largest = ", ".join(sorted(whole, key=lambda role: -whole[role])[:3])
+        got = ", ".join(f"{name}: {'+'.join(axes)}" for name, axes in layout.rules)
         raise UserError(
-            f"mesh.rules: leave {sum(whole.values()) / total:.0%} of the parameters whole on every device, got "
-            f"{ {name: '+'.join(axes) for name, axes in layout.rules} } ({largest}); at most {MOST_UNSPLIT:.0%}: split "
-            "another of their axes, or use --mesh.preset data_parallel"
+            f"mesh.rules: leave {sum(whole.values()) / total:.0%} of the parameters whole on every device ({largest}), "
+            f"got {got}; at most {MOST_UNSPLIT:.0%}: split another of their axes, or none (data_parallel)"
         )
 
 

@@ -14,12 +14,12 @@ LEVELS = [
     "errors files nu axes part layout ops attention measure chips hlo collectives hlo_costs",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli meshes rules topologies",
+    "config schema yaml_files form cli meshes mesh_rules rules topologies",
     "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluate experiment footprint dry_run loop "
+    "step instruments evaluate experiment placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
     "job pretrain ahead compile_table",
     "train sample prepare report compile nu.__main__",
@@ -48,7 +48,9 @@ WITHIN = {
         ("instruments", "step"),
         ("experiment", "step"),
         ("experiment", "instruments"),
+        ("placement", "experiment"),
         ("dry_run", "experiment"),
+        ("dry_run", "placement"),
         ("loop", "step"),
         ("plots", "plots"),
         ("loop", "evaluate"),

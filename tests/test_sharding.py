@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from conftest import EVEN, Tiny, by_path, even_batch, loss_and_gradients, tiny
 from angpt_jax import meshes, optim, sharding
 from angpt_jax.archs import RECIPES
 from angpt_jax.config import MeshConfig, OptimConfig
+from angpt_jax.errors import UserError
 from angpt_jax.layout import Layout
 from angpt_jax.model import How
 from angpt_jax.step import TrainState, first_state, make_train_step
@@ -42,11 +44,11 @@ SHARDS = {  # of each parameter of anGPT over 4 fsdp, 2 tensor: D is split in 4;
     "layers/attention/key": (2, 4, 8),
     "layers/attention/value": (2, 4, 8),
     "layers/attention/attention_out": (2, 8, 4),
-    "layers/attention_residual/alpha": (2, 4),
+    "layers/attention_residual/alpha": (2, 16),
     "layers/mlp/up": (2, 4, 16),
     "layers/mlp/gate": (2, 4, 16),
     "layers/mlp/down": (2, 16, 4),
-    "layers/mlp_residual/alpha": (2, 4),
+    "layers/mlp_residual/alpha": (2, 16),
     "logits/logit_scale": (32,),
 }
 
@@ -144,3 +146,18 @@ def test_minus_one_takes_the_devices_that_are_left(config, devices, shape):
 def test_every_axis_has_a_rule_and_every_rule_an_axis():
     names = {name for model in CASES.values() for axes in by_path(model.axes).values() for name in axes.names}
     assert names | {"batch", "length"} == set(meshes.LOGICAL)
+
+
+def test_rules_that_leave_matrices_whole_are_refused():
+    model = tiny("angpt", EVEN)
+    rules = {"embed": None, "heads": "tensor"}
+    layout = sharding.make_layout(MeshConfig(1, 4, 2, rules={**rules, "feed_forward": None, "vocab": None}))
+    with pytest.raises(UserError) as caught:
+        sharding.check_split(model.axes, nn.meta.unbox(model.boxed), layout)
+    assert caught.value.problems == (
+        "mesh.rules: leave 70% of the parameters whole on every device (embedding, head, down), got batch: "
+        "replica+fsdp, heads: tensor, kv_heads: tensor; at most 2%: split another of their axes, or none "
+        "(data_parallel)",
+    )
+    for fine in (MeshConfig(1, 4, 2), MeshConfig(preset="data_parallel"), MeshConfig(1, 1, 8)):
+        sharding.check_split(model.axes, nn.meta.unbox(model.boxed), sharding.make_layout(fine))
