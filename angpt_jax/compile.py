@@ -55,10 +55,14 @@ def compile_step(config: CompileConfig, name: str) -> int:
     cli.raise_problems([*own, *rules.check(config)])
     if config.topology:
         os.environ.update(TPU_COMPILER)
-    from angpt_jax import ahead, compile_table  # not before: JAX reads the environment, and takes a second to load
+    from angpt_jax import (  # not before: JAX reads the environment, and takes a second to load
+        ahead,
+        ahead_report,
+        compile_table,
+    )
 
     prepared = ahead.prepare(config, config.topology, config.slices)
-    report: dict[str, Any] = {"config": name} | ahead.report(prepared, config.topology, config.largest_batch)
+    report: dict[str, Any] = {"config": name} | ahead_report.report(prepared, config.topology, config.largest_batch)
     print(compile_table.table(report))
     if config.json is not None:
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from angpt_jax import ahead, chips, collectives, hlo, hlo_costs
+from angpt_jax import ahead, batch_search, chips, collectives, hlo, hlo_costs
 from angpt_jax.collectives import Collective, Places
 from angpt_jax.roofline import Work, roofline
 
@@ -249,18 +249,20 @@ def test_the_search_for_the_largest_batch(peak: Callable[[int], int], most: int,
         return peak(units), peak(units) <= limit
 
     measured: list[int] = []
-    units, compiles = ahead.search((start, peak(start), peak(start) <= limit), limit, measure)
+    units, compiles = batch_search.search((start, peak(start), peak(start) <= limit), limit, measure)
     assert peak(units) <= limit < peak(units + 1)
     assert compiles == len(measured) <= most
 
 
 def test_the_search_halves_where_a_line_is_of_no_use():
-    units, compiles = ahead.search((1, 150, True), 1000, lambda n: (100 + 50 * n, True) if n <= 12 else (9000, False))
+    units, compiles = batch_search.search(
+        (1, 150, True), 1000, lambda n: (100 + 50 * n, True) if n <= 12 else (9000, False)
+    )
     assert (units, compiles) == (12, 6)
 
 
 def test_the_search_says_when_nothing_fits():
-    assert ahead.search((4, 5000, False), 1000, lambda units: (4000 + units, False))[0] == 0
+    assert batch_search.search((4, 5000, False), 1000, lambda units: (4000 + units, False))[0] == 0
 
 
 def test_the_message_of_the_compiler_tells_how_much_is_needed():

@@ -11,7 +11,7 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files nu axes part layout ops attention measure chips hlo collectives hlo_costs",
+    "errors files nu axes part layout ops attention measure chips hlo collectives hlo_costs batch_search",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli meshes mesh_rules rules topologies",
@@ -21,7 +21,7 @@ LEVELS = [
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluate experiment placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain ahead compile_table",
+    "job pretrain ahead ahead_report compile_table",
     "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
@@ -42,7 +42,7 @@ WITHIN = {
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
     4: [("data", "data"), ("data.build", "stopping")],
-    6: [("pretrain", "job")],
+    6: [("pretrain", "job"), ("ahead_report", "ahead")],
     5: [
         ("evaluate", "step"),
         ("instruments", "step"),
