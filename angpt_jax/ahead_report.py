@@ -5,9 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
-
-from angpt_jax import batch_search, collectives, hlo, hlo_costs, sharding
+from angpt_jax import batch_search, collectives, flops, hlo, hlo_costs, sharding
 from angpt_jax.ahead import Ahead, DoesNotFit, fits
 from angpt_jax.collectives import Collective, Places
 from angpt_jax.footprint import Footprint, bytes_of, footprint
@@ -82,7 +80,7 @@ def describe(ahead: Ahead, topology: str | None) -> dict[str, Any]:
         "chips": len(ahead.devices),
         "slices": sharding.slice_count(ahead.devices),
         "mesh": dict(layout.mesh.shape),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(ahead.built.abstract.params)),
+        "parameters": flops.parameter_count(ahead.built.abstract.params),
         "batch_size": config.data.batch_size,
         "context": config.model.context,
         "tokens_per_step": ahead.tokens,
