@@ -81,7 +81,12 @@ def _work(report: dict[str, Any]) -> list[str]:
 
 def _roofline(report: dict[str, Any]) -> list[str]:
     line = report["roofline"]
-    parts = {"compute": "analytic FLOPs at the peak rate", "memory": "HBM", "link": "links in a slice", "network": "between slices"}
+    parts = {
+        "compute": "analytic FLOPs at the peak rate",
+        "memory": "HBM",
+        "link": "links in a slice",
+        "network": "between slices",
+    }
     rows = [f"  {name:<9} {1000 * line[f'{name}_seconds']:12,.3f} ms  {of}" for name, of in parts.items()]
     return [
         "a step at the least, by what the chip can do",
