@@ -32,9 +32,10 @@ def table(built: Experiment) -> list[str]:
 
 def _split(axis: Axes, positions: Iterable[int], sharding: NamedSharding) -> str:
     """`embed: fsdp`, of those of its axes that are split."""
-    sizes, spec = sharding.mesh.shape, sharding.spec
-    over = {i: [name for name in spec[i] or () if sizes[name] > 1] for i in positions}
-    return ", ".join(f"{axis.names[i]}: {'+'.join(names)}" for i, names in over.items() if names)
+    over = {i: sharding.spec[i] for i in positions}
+    meshes = {i: (names,) if isinstance(names, str) else names or () for i, names in over.items()}
+    split = {i: [name for name in names if sharding.mesh.shape[name] > 1] for i, names in meshes.items()}
+    return ", ".join(f"{axis.names[i]}: {'+'.join(names)}" for i, names in split.items() if names)
 
 
 def _parts(built: Experiment) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from conftest import EVEN, tiny
 from token_streams import write_stream
 
+from angpt_jax import ops
 from angpt_jax.config import MeshConfig
 from angpt_jax.data.pipeline import Order, Packing, ValidationSet, train_batches, validation_windows
 from angpt_jax.data.tokenizer import ByteTokenizer
@@ -30,6 +31,9 @@ class Bigram(nn.Module):
     @nn.compact
     def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
         return self.param("table", nn.initializers.normal(1.0), (self.vocab, self.vocab))[tokens_BL]
+
+    def nats(self, tokens_BL: jax.Array, segments_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
+        return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
 
 
 def parameters(model: nn.Module) -> Any:

@@ -28,7 +28,7 @@ MESHES = {
     "8 replicas": MeshConfig(8, 1),
     "data parallel": MeshConfig(2, 4, preset="data_parallel"),
     "2 fsdp, 2 tensor, 2 context": MeshConfig(1, 2, 2, 2, preset="context"),
-    "8 context": MeshConfig(1, 1, 1, 8, preset="context"),
+    "4 replicas, 2 context": MeshConfig(4, 1, 1, 2, preset="context"),
 }
 ALL_SPLIT = "2 fsdp, 2 tensor, 2 context"
 EIGHTH = dataclasses.replace(EVEN, heads=8)  # EVEN with heads that eight devices can share
