@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 MOST_COMPILES = 6
+CLOSE = 1.01  # a batch that is larger by no more than this is not worth another one
 
 
 def search(
@@ -13,7 +14,7 @@ def search(
 
     Memory is close to linear in the batch: a line through the first two measurements says where the limit is, a third
     checks it. While it is wrong, a line through the two nearest ones is taken, or the middle where that can't be. The
-    search ends between a number that fits and the next that does not, or after MOST_COMPILES.
+    search ends where no more than CLOSE could be gained, or after MOST_COMPILES.
     """
     known: dict[int, tuple[int, bool]] = {first[0]: first[1:]}
     other = first[0] * 2 if first[2] else max(1, first[0] // 2)
@@ -29,6 +30,8 @@ def search(
         guess = _crossing(known, limit)
         if too_many is not None and guess >= too_many:
             guess = (fitting + too_many) // 2
+        if 0 < fitting <= guess <= fitting * CLOSE:
+            break
         other = max(guess, fitting, 1)
     return max((units for units, (_, fit) in known.items() if fit), default=0), len(known) - 1
 

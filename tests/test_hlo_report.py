@@ -261,6 +261,18 @@ def test_the_search_halves_where_a_line_is_of_no_use():
     assert (units, compiles) == (12, 6)
 
 
+def test_the_search_is_content_with_a_percent():
+    """Memory that jitters, as the compiler's does."""
+
+    def measure(units: int) -> tuple[int, bool]:
+        needed = 100 + 50 * units + 40 * (units * 37 % 97)
+        return needed, needed <= 1_000_000
+
+    units, compiles = batch_search.search((4000, *measure(4000)), 1_000_000, measure)
+    assert measure(units)[1] and not measure(round(1.015 * units))[1]
+    assert compiles <= 3
+
+
 def test_the_search_says_when_nothing_fits():
     assert batch_search.search((4, 5000, False), 1000, lambda units: (4000 + units, False))[0] == 0
 
