@@ -97,7 +97,7 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[jax.Device
 def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:
     """The model of a config, for the devices of `layout`."""
     model, across = config.model, config.data.attend_across_documents
-    code = attention.choose(model.attention, layout, model.compute_dtype, across)
+    code = attention.choose(model.attention, layout, model.compute_dtype, across, sizes.head_width, model.context)
     return Decoder(
         arch,
         sizes,

@@ -4,6 +4,7 @@ The model says the logical names of its axes and nothing else. A weight is kept 
 product takes it gathered over those that also split the data, one layer at a time, and hands its gradient back split.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -63,16 +64,35 @@ class Layout:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one weight lies: `split` as it is kept, `gathered` as a product takes it."""
+    """Where one weight lies."""
 
     layout: Layout = Layout()
     names: tuple[str, ...] = ()
 
-    def split(self, w: Array) -> Array:
-        return self.layout.constrain(w, *self.names)
-
     def gathered(self, w: Array) -> Array:
+        """`w` as a product takes it."""
         return self.layout.constrain(w, *self.names, gathered=True)
+
+    def added_up(self, product: Callable[[Array, Array], Array], x_BLI: Array, y_BLO: Array) -> Array:
+        """product(x, y) over all tokens, an array of the weight's shape. Each device takes the product of its own tokens
+        and of their sum gets its part: a reduce-scatter, which XLA does not find by itself, then a sum over replicas."""
+        layout, mesh = self.layout, self.layout.mesh
+        data = [axis for name in DATA for axis in layout.over(name)]
+        if mesh is None or all(mesh.shape[axis] == 1 for axis in data):
+            return product(x_BLI, y_BLO)
+        scattered = [tuple(axis for axis in layout.over(name) if axis in data) for name in self.names]
+        whole = tuple(axis for axis in data if not any(axis in axes for axes in scattered))
+
+        def part(x_BLI: Array, y_BLO: Array) -> Array:
+            sum_IO = product(x_BLI, y_BLO)
+            for position, axes in enumerate(scattered):
+                if axes:
+                    sum_IO = jax.lax.psum_scatter(sum_IO, axes, scatter_dimension=position, tiled=True)
+            return jax.lax.psum(sum_IO, whole)
+
+        tokens, (inner, outer) = layout.spec(*DATA), layout.spec(*self.names, gathered=True)
+        specs = PartitionSpec(*tokens, inner), PartitionSpec(*tokens, outer)
+        return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=layout.spec(*self.names))(x_BLI, y_BLO)
 
 
 HERE = Place()

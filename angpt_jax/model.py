@@ -66,7 +66,7 @@ class Attention(nn.Module):
         scale = qk.softmax_scale
         measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, segments_BL, scale)))
         y_BLHK = attend(self.how.attention, q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
-        y_BLE = checkpoint_name(y_BLHK, "attention").reshape(*y_BLHK.shape[:2], -1)
+        y_BLE = y_BLHK.reshape(*y_BLHK.shape[:2], -1)
         axes = Axes("attention_out", ("heads", "embed"), inputs=("heads",))
         return linear(self, y_BLE, axes, sizes.width, nu.attention_out, jnp.float32)
 

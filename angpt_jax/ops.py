@@ -40,8 +40,12 @@ def _product_backward(place: Place, saved: tuple[Array, Array], dy: Array) -> tu
     tokens, last = tuple(range(x.ndim - 1)), x.ndim - 1
     w, dy = place.gathered(kernel.astype(x.dtype)), dy.astype(x.dtype)
     dx = jax.lax.dot_general(dy, w, (((last,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    dw = jax.lax.dot_general(x, dy, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
-    return dx.astype(x.dtype), place.split(dw).astype(kernel.dtype)
+    dw = place.added_up(partial(_over_tokens, tokens), x, dy)
+    return dx.astype(x.dtype), dw.astype(kernel.dtype)
+
+
+def _over_tokens(tokens: tuple[int, ...], x: Array, dy: Array) -> Array:
+    return jax.lax.dot_general(x, dy, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -86,12 +90,17 @@ def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention_mask(length: int, segments_BL: Array | None) -> Array:
-    """mask_BLL: query l may see key m ≤ l, of the same document if segments are given (else B = 1)."""
-    causal_1LL = jnp.tril(jnp.ones((1, length, length), dtype=bool))
-    if segments_BL is None:
-        return causal_1LL
-    return causal_1LL & (segments_BL[:, :, None] == segments_BL[:, None, :])
+def attention_mask(length: int, segments_BM: Array | None, queries_L: Array | None = None) -> Array:
+    """mask_BLM: the query at l may see key m ≤ l, of the same document if segments are given (else B = 1).
+
+    The queries are those at `queries_L`, or at all positions of the window.
+    """
+    at_L = jnp.arange(length) if queries_L is None else queries_L
+    causal_1LM = at_L[None, :, None] >= jnp.arange(length)[None, None, :]
+    if segments_BM is None:
+        return causal_1LM
+    segments_BL = segments_BM if queries_L is None else segments_BM[:, queries_L]
+    return causal_1LM & (segments_BL[:, :, None] == segments_BM[:, None, :])
 
 
 def attention_weights(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:

@@ -104,6 +104,8 @@ def _paths(config: Config) -> Iterator[str]:
         if path is not None and not path.isprintable():
             yield f"{key}: must be printable text (no newline or NUL), got {show(path)}"
     parts = directory.split("/") if directory is not None else []
+    if directory is not None and "://" in directory:
+        yield f"run.dir: must be a folder of a file system, got {show(directory)}; mount the bucket and give its folder"
     if ".." in parts:
         yield f"run.dir: must not contain '..', got {show(directory)}; give the folder itself"
     if any(len(part.encode(errors="surrogatepass")) > LONGEST_NAME for part in parts):

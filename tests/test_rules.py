@@ -105,6 +105,10 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"run.dir": "a\0b"}, [r"run.dir: must be printable text (no newline or NUL), got 'a\x00b'"]),
     ({"data.source": "a\nb"}, [r"data.source: must be printable text (no newline or NUL), got 'a\nb'"]),
     ({"run.dir": "../../x"}, ["run.dir: must not contain '..', got '../../x'; give the folder itself"]),
+    (
+        {"run.dir": "gs://bucket/run"},
+        ["run.dir: must be a folder of a file system, got 'gs://bucket/run'; mount the bucket and give its folder"],
+    ),
     ({"run.dir": "a/.."}, ["run.dir: must not contain '..', got 'a/..'; give the folder itself"]),
     ({"run.dir": "r/" + "ä" * 101}, [f"run.dir: must have no part longer than 200 bytes, got 'r/{'ä' * 74}..."]),
     ({"mesh.fsdp": 0}, ["mesh.fsdp: must be >= 1, or -1 for all devices that are left, got 0"]),
