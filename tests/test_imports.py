@@ -11,29 +11,33 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files nu axes part layout ops measure attention attention.choice attention.context attention.splash",
+    "errors files nu axes part layout ops measure attention attention.choice attention.context attention.splash "
+    "chips hlo collectives hlo_costs batch_search",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli meshes mesh_rules rules",
-    "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir nu.monte_carlo "
+    "config schema yaml_files form cli meshes mesh_rules rules topologies",
+    "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluate experiment placement dry_run loop "
+    "step instruments evaluate experiment placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain",
-    "train sample prepare report nu.__main__",
+    "job pretrain ahead ahead_report compile_table",
+    "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
 # Within a level: who may import whom. A package's own modules may import each other.
 WITHIN = {
-    0: [("layout", "axes"), ("ops", "layout"), ("attention", "")],
+    0: [
+        *[("layout", "axes"), ("ops", "layout"), ("attention", "")],
+        *[("collectives", "hlo"), ("hlo_costs", "hlo"), ("hlo_costs", "collectives")],
+    ],
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
     4: [("data", "data"), ("data.build", "stopping")],
-    6: [("pretrain", "job")],
+    6: [("pretrain", "job"), ("ahead_report", "ahead")],
     5: [
         ("evaluate", "step"),
         ("instruments", "step"),
