@@ -19,18 +19,20 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attribu
 
 @dataclass(frozen=True)
 class Cluster:
-    """What started several processes.
+    """What started this process.
 
     Args:
         name: for people
         processes: how many, None where only JAX finds that out
         process: number of this one, likewise
+        local: number of this one on its machine, where each has one GPU of its own
         finds_coordinator: whether JAX finds the address of process 0 there
     """
 
     name: str
     processes: int | None = None
     process: int | None = None
+    local: int | None = None
     finds_coordinator: bool = True
 
 
@@ -38,7 +40,7 @@ def cluster_of(environment: Environment) -> Cluster | None:
     """The cluster that started this process as one of several; None for a single one, and for a shell on a cluster."""
     for find in (_slurm, _open_mpi, _tpu_of_kubernetes, _kubernetes, _tpu_machines):
         if cluster := find(environment):
-            return cluster
+            return cluster if cluster.processes != 1 else None
     return None
 
 
@@ -46,31 +48,30 @@ def _slurm(environment: Environment) -> Cluster | None:
     if not all(name in environment for name in _SLURM):
         return None
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"]))
-    return Cluster("SLURM", tasks, int(environment["SLURM_PROCID"])) if tasks > 1 else None
+    return Cluster("SLURM", tasks, int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"]))
 
 
 def _open_mpi(environment: Environment) -> Cluster | None:
-    size, rank = environment.get("OMPI_COMM_WORLD_SIZE"), environment.get("OMPI_COMM_WORLD_RANK")
-    if size is None or rank is None or int(size) == 1:
+    """From version 5 on, mpirun does not tell its address."""
+    size, rank, local = (environment.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_RANK"))
+    if size is None or rank is None or local is None:
         return None
-    return Cluster("Open MPI", int(size), int(rank), "OMPI_MCA_orte_hnp_uri" in environment)  # from 5 on it is not set
+    return Cluster("Open MPI", int(size), int(rank), int(local), "OMPI_MCA_orte_hnp_uri" in environment)
 
 
 def _tpu_of_kubernetes(environment: Environment) -> Cluster | None:
     hosts = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES", ""))
-    slices = int(environment.get("MEGASCALE_NUM_SLICES") or 1)
-    is_tpu = "TPU_WORKER_ID" in environment and hosts
-    return Cluster("TPU") if is_tpu and (slices > 1 or "," in hosts) else None
+    if not hosts or "TPU_WORKER_ID" not in environment:
+        return None
+    several = "," in hosts or int(environment.get("MEGASCALE_NUM_SLICES") or 1) > 1
+    return Cluster("TPU", None if several else 1)
 
 
 def _kubernetes(environment: Environment) -> Cluster | None:
     """A pod of an indexed job, which is how jobs of several pods are numbered."""
-    is_indexed = "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment
-    return Cluster("Kubernetes", None, None, _can_ask_kubernetes()) if is_indexed else None
-
-
-def _can_ask_kubernetes() -> bool:
-    return find_spec("kubernetes") is not None
+    if "KUBERNETES_SERVICE_HOST" not in environment or "JOB_COMPLETION_INDEX" not in environment:
+        return None
+    return Cluster("Kubernetes", finds_coordinator=find_spec("kubernetes") is not None)
 
 
 def _tpu_machines(environment: Environment) -> Cluster | None:

@@ -14,9 +14,9 @@ from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.data.pipeline import Order
 from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
-from angpt_jax.distributed import Group
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
+from angpt_jax.group import Group
 
 # What may differ between the processes of a run: where things lie on their machines, and which of them each is.
 OF_A_PROCESS = ("data.cache_dir", "data.workers", "distributed.", "run.dir")
@@ -72,7 +72,7 @@ def assemble(config: Config, name: str, group: Group) -> Job:
     The rules of `rules.check(config)` are taken to hold. What one process refuses, all refuse.
     """
     check_same_config(config, group)
-    config, arch, sizes, directory = group.agreed("config", partial(_resolved, config, name))
+    config, arch, sizes, directory = group.agreed("config", partial(_resolved, config, name, group.is_first))
     if not config.dry_run:
         run_dir.check_shared(directory, group)
     tokens = group.in_turn("tokens", partial(_load_tokens, config))
@@ -83,11 +83,12 @@ def assemble(config: Config, name: str, group: Group) -> Job:
     return job
 
 
-def _resolved(config: Config, name: str) -> tuple[Config, Arch, Sizes, Path]:
+def _resolved(config: Config, name: str, looks_there: bool) -> tuple[Config, Arch, Sizes, Path]:
     config, arch, sizes = experiment.resolved(config)
     cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
     directory = run_dir.locate(config, name)
-    run_dir.check(directory, config)
+    if looks_there:
+        run_dir.check(directory, config)
     return config, arch, sizes, directory
 
 

@@ -45,7 +45,8 @@ def find(config: DistributedConfig, environment: Environment) -> Membership | No
     if not lines and count == 1 and number in (None, 0):
         return None
     cluster = cluster_of(environment)
-    lines += [*_impossible(address, count, number)] or [*_missing(address, count, number, cluster)]
+    lines += _impossible(address, count, number)
+    lines = lines or [*_missing(address, count, number, cluster)]
     if lines:
         raise UserError(*lines)
     if cluster is not None:

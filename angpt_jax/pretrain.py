@@ -14,10 +14,10 @@ from angpt_jax import distributed, dry_run, experiment, flops, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
-from angpt_jax.distributed import AgreedStop
 from angpt_jax.errors import UserError
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
+from angpt_jax.group import AgreedStop
 from angpt_jax.job import Job, assemble
 from angpt_jax.loop import InputBound, StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter, NoMetrics

@@ -18,9 +18,9 @@ import jax
 
 from angpt_jax import cli
 from angpt_jax.config import Config
-from angpt_jax.distributed import Group
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
+from angpt_jax.group import Group
 
 # Fields that may change between two starts of one run: they don't touch what is computed.
 FREE = {
@@ -47,7 +47,7 @@ FREE_SECTIONS = ("mesh.", "distributed.")
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 
-SHARED_SECONDS = 10.0  # until a file of another machine must be seen; a network file system may take a while
+SHARED_SECONDS = 5.0  # until a file of another machine must be seen; a network file system may take a while
 
 
 def locate(config: Config, name: str) -> Path:
@@ -102,10 +102,13 @@ def make(directory: Path) -> None:
 
 def check_shared(directory: Path, group: Group) -> None:
     """Raises in all processes if one of them does not see in its run directory what process 0 writes to its own.
-    Nothing stays there."""
+    Nothing stays there.
+
+    The others must not have looked there before: a network file system remembers for a while that nothing was there.
+    """
     if group.is_alone:
         return
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    missing = [path for path in (directory, *directory.parents) if group.is_first and not path.exists()]
     group.agreed("run.dir", partial(make, directory) if group.is_first else lambda: None)
     token = group.everyone("run.dir: token", f".shared-{uuid.uuid4().hex}")[0]
     if group.is_first:

@@ -15,7 +15,7 @@ LEVELS = [
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli cluster membership rules",
-    "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir rendezvous distributed "
+    "optim sharding checkpoint metrics flops progress unit_progress stopping run_dir rendezvous group distributed "
     "nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
@@ -32,7 +32,7 @@ WITHIN = {
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
-    4: [("data", "data"), ("data.build", "stopping"), ("distributed", "rendezvous"), ("run_dir", "distributed")],
+    4: [("data", "data"), ("data.build", "stopping"), ("distributed", "rendezvous"), ("", "group")],
     6: [("pretrain", "job")],
     5: [
         ("evaluate", "step"),
