@@ -68,8 +68,7 @@ class Group:
         try:
             multihost.get_barrier_sync_fn()(key=f"angpt_jax: {name}", timeout_ms=1000 * seconds)
         except jax.errors.JaxRuntimeError as error:
-            missing = re.findall(r"(?m)(?:^|\bTask: )(?:/job:\S*task:)?(\d+)\b[,.]?(?= |$)", str(error))
-            absent = ", ".join(map(self.name, sorted({int(number) for number in missing}))) or str(error)
+            absent = ", ".join(map(self.name, missing(str(error)))) or " ".join(str(error).split())
             raise PeerError(
                 f"distributed.barrier_timeout_seconds: all must come to {name!r}, got no sign of {absent} for "
                 f"{seconds} s; see what they say, or wait longer"
@@ -82,15 +81,12 @@ class Group:
         self.barrier(name)
         mine = np.frombuffer(text.encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.array([mine.size], np.int32), tiled=True)
+        if not sizes.any():
+            return [""] * self.processes
         padded = np.zeros(int(sizes.max()), np.uint8)
         padded[: mine.size] = mine
         rows = multihost_utils.process_allgather(padded)
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
-
-    def same(self, name: str, text: str) -> int | None:
-        """The first process whose text differs from that of process 0."""
-        texts = self.everyone(name, text)
-        return next((number for number, other in enumerate(texts) if other != texts[0]), None)
 
     def agreed(self, name: str, work: Callable[[], T]) -> T:
         """The result of `work` once all processes have done it; if one refuses, all raise what it says."""
@@ -127,6 +123,13 @@ class Group:
 
 
 ALONE = Group()
+
+
+def missing(said: str) -> list[int]:
+    """The processes that did not come, in what the coordination service says of a barrier: those that it waited for
+    (each in a line of its own), or those that it lost."""
+    numbers = re.findall(r"(?m)(?:^|\bTask: )(?:/job:\S*task:)?(\d+)\b[,.]?(?= |$)", said)
+    return sorted({int(number) for number in numbers})
 
 
 class AgreedStop:

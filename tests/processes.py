@@ -14,6 +14,7 @@ from commands import Outcome, one_device
 
 from angpt_jax import metrics
 
+TRAIN = "\nimport runpy; runpy.run_module('angpt_jax.train', run_name='__main__')"
 SECONDS = 100  # after which a process that is still there is killed, and the test fails
 
 
@@ -40,13 +41,17 @@ class Processes:
         self._started: dict[int, subprocess.Popen] = {}
         self._logs: dict[int, Path] = {}
 
-    def start(self, folder: Path, process: int, processes: int, devices: int, *flags: str) -> None:
+    def start(
+        self, folder: Path, process: int, processes: int, devices: int, *flags: str, before: str | None = None
+    ) -> None:
+        """Starts one of them in `folder`; `before` is a program that runs in it first."""
         self._logs[process] = folder / f"log-{self.port}-{process}"
         address = ["--distributed.coordinator", f"127.0.0.1:{self.port}", "--distributed.processes", str(processes)]
         alone = processes == 1
         with self._logs[process].open("w") as log, self._errors(process).open("w") as errors:
             self._started[process] = subprocess.Popen(
-                [sys.executable, "-m", "angpt_jax.train", "--config", "tiny.yaml", *flags]
+                [sys.executable, *(["-m", "angpt_jax.train"] if before is None else ["-c", before + TRAIN])]
+                + ["--config", "tiny.yaml", *flags]
                 + ([] if alone else [*address, "--distributed.process", str(process)]),
                 cwd=folder,
                 env=environment(devices),

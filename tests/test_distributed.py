@@ -3,11 +3,14 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import jax
 import pytest
+from orbax.checkpoint import multihost
 from processes import free_port
 
-from angpt_jax import cluster, membership, rendezvous
+from angpt_jax import cluster, distributed, membership, rendezvous, rules
 from angpt_jax.cluster import Cluster, cluster_of
 from angpt_jax.config import DistributedConfig
 from angpt_jax.errors import PeerError, StorageError, UserError
@@ -184,7 +187,7 @@ def test_a_stranger_at_the_port_is_passed_over() -> None:
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-                    connection.sendall(b"GET / HTTP/1.1\n")
+                    connection.sendall(b"GET 2 1 host\n")
                 return
             except OSError:
                 continue
@@ -210,7 +213,8 @@ def test_a_port_in_use_and_an_unknown_host_are_refused_at_once() -> None:
         rendezvous.meet("no.such.host.invalid:1", 2, 1, 5)
 
 
-def test_a_single_process_waits_for_nobody() -> None:
+def test_a_single_process_waits_for_nobody(monkeypatch) -> None:
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", None)
     ALONE.barrier("anything")
     assert ALONE.everyone("texts", "mine") == ["mine"]
     assert ALONE.in_turn("work", lambda: 3) == 3
@@ -236,5 +240,73 @@ def test_what_another_process_refuses_is_refused_here_with_its_code() -> None:
     assert caught.value.problems == ("data: full (in process 1 on b)",)
 
 
-def test_a_peer_that_is_gone_is_no_bad_input() -> None:
-    assert PeerError.exit_code == 1
+LATE = """DEADLINE_EXCEEDED: Barrier timed out. Id: angpt_jax: save::0. This usually happens because a task …
+# of tasks that reached the barrier: 2/4.
+The first task at the barrier: 0. Some timed out task names:
+3
+1
+
+
+RPC: /xla.coordination.CoordinationService/Barrier [type.googleapis.com/…='']
+"""
+LOST = (
+    "INTERNAL: Barrier failed because: task is set to ERROR. Task: 1 Error: heartbeat timeout [x='']. Barrier Id: "
+    "angpt_jax: end::0, Task: 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [(LATE, "process 1 on b, process 3 on d"), (LOST, "process 1 on b"), ("UNAVAILABLE:\n gone", "UNAVAILABLE: gone")],
+)
+def test_a_barrier_names_itself_and_those_that_did_not_come(said, named, monkeypatch) -> None:
+    def wait(*, key: str, timeout_ms: int) -> None:
+        assert (key, timeout_ms) == ("angpt_jax: save", 7000)
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", lambda: wait)
+    with pytest.raises(PeerError) as caught:
+        Group(0, 4, 7, hosts=tuple("abcd")).barrier("save")
+    line = f"distributed.barrier_timeout_seconds: all must come to 'save', got no sign of {named} for 7 s; "
+    assert str(caught.value).startswith(line) and caught.value.exit_code == 1
+
+
+def test_a_single_process_does_not_touch_jax_distributed(monkeypatch) -> None:
+    monkeypatch.setattr(jax.distributed, "initialize", None)
+    with distributed.joined(DistributedConfig()) as group:
+        assert group is ALONE
+
+
+def test_jax_is_not_left_to_abort_when_its_time_is_up(monkeypatch, capsys) -> None:
+    """A cluster's address, where processes can't meet beforehand."""
+    left, done = [], threading.Event()
+
+    def leave(code: int) -> None:
+        left.append(code)
+        done.set()
+
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: done.wait(10))
+    monkeypatch.setattr(distributed, "_leave", leave)
+    mine = Membership(None, 8, 3, Cluster("SLURM", 8, 3, 1))
+    distributed._initialize(mine, None, DistributedConfig(connect_timeout_seconds=1))
+    assert left == [2]
+    assert capsys.readouterr().err == (
+        "angpt_jax: error: distributed.coordinator: process 3 of 8 (SLURM) could not join the others within 1 s, got "
+        "the address that the cluster gives; see what the others say, or wait longer "
+        "(--distributed.connect_timeout_seconds)\n"
+    )
+
+
+def test_what_jax_knows_against_a_cluster_is_the_users_to_mend(monkeypatch) -> None:
+    def refuse(**given: object) -> None:
+        raise RuntimeError("Pods need a\nheadless service")
+
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    with pytest.raises(UserError, match=r"JAX can't join a process of several \(Kubernetes\) \(Pods need a headless"):
+        distributed._initialize(Membership(None, None, None, Cluster("Kubernetes")), None, DistributedConfig())
+
+
+@pytest.mark.parametrize("name", ["connect", "barrier", "heartbeat"])
+def test_time_outs_are_whole_seconds(name: str) -> None:
+    config = replace(DistributedConfig(), **{f"{name}_timeout_seconds": 0})
+    assert list(rules._distributed(config)) == [f"distributed.{name}_timeout_seconds: must be >= 1, got 0"]

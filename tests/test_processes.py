@@ -133,6 +133,33 @@ def test_a_killed_process_ends_the_others(workspace: Path) -> None:
     assert "process 1 on" in errors(first)[-1] or "task:1" in first.err
 
 
+FULL = """
+from angpt_jax.errors import StorageError
+from angpt_jax.loop import StepReporter
+
+def full(*given):
+    raise StorageError("run.dir: can't be written, the disk is full")
+
+StepReporter.step_done = full
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_error_that_only_one_process_met_ends_the_others_too(workspace: Path, number: int) -> None:
+    """With its own code there, and another one than 0 where it is only felt."""
+    started = Processes(free_port())
+    flags = (*ENDLESS, "--run.dir", f"runs/full{number}", "--distributed.heartbeat_timeout_seconds", "4")
+    try:
+        for process in (0, 1):
+            started.start(workspace, process, 2, 1, *flags, before=FULL if process == number else None)
+        outcomes = started.outcomes(60)
+    finally:
+        started.kill()
+    assert outcomes[number].code == 4
+    assert errors(outcomes[number])[0] == "run.dir: can't be written, the disk is full"
+    assert outcomes[1 - number].code in (1, -signal.SIGABRT)
+
+
 def test_a_single_process_opens_no_port(workspace: Path) -> None:
     with running(workspace, 1, 1, *ENDLESS, "--run.dir", "runs/single") as started:
         started.wait_for_step(workspace / "runs/single", 1)
