@@ -8,8 +8,8 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax import mesh_rules, meshes
-from angpt_jax.config import SAVEABLE, Config, ModelConfig, phase_steps
+from angpt_jax import membership, mesh_rules, meshes
+from angpt_jax.config import SAVEABLE, Config, DistributedConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
 from angpt_jax.mesh_rules import near_multiples
 from angpt_jax.schema import show
@@ -22,10 +22,8 @@ def check(config: Config, devices: int | None = None, slices: int = 1) -> list[s
     it is fine."""
     numbers = [*_counts(config), *mesh_rules.of_the_mesh(config.mesh)]
     others = [*_floats(config), *_seeds(config), *_paths(config)]
-    others += [*_heads(config.model), *_remat(config.model), *_schedule(config)]
-    fit = (
-        [] if numbers else [*_stop(config), *_fit(config, devices, slices)]
-    )  # they compare and divide by those numbers
+    others += [*_heads(config.model), *_remat(config.model), *_schedule(config), *_distributed(config.distributed)]
+    fit = [] if numbers else [*_stop(config), *_fit(config, devices, slices)]  # they divide by those numbers
     return [*numbers, *others, *fit]
 
 
@@ -162,6 +160,17 @@ def _stop(config: Config) -> Iterator[str]:
     stop, steps = config.run.stop_at_step, config.run.steps
     if stop is not None and not 1 <= stop <= steps:
         yield f"run.stop_at_step: must be between 1 and run.steps, got {stop} with run.steps {steps}"
+
+
+def _distributed(distributed: DistributedConfig) -> Iterator[str]:
+    for key, seconds in (
+        ("connect_timeout_seconds", distributed.connect_timeout_seconds),
+        ("barrier_timeout_seconds", distributed.barrier_timeout_seconds),
+        ("heartbeat_timeout_seconds", distributed.heartbeat_timeout_seconds),
+    ):
+        if seconds < 1:
+            yield f"distributed.{key}: must be >= 1, got {seconds}"
+    yield from membership.problems(distributed, os.environ)
 
 
 def _fit(config: Config, devices: int | None, slices: int) -> Iterator[str]:

@@ -45,6 +45,10 @@ ONE_LINE: list[tuple[str, str]] = [
         "--data.batch_size 9",
         "data.batch_size: must be a multiple of mesh.replica * mesh.fsdp, got 9 with 8; 8 or 16 would do",
     ),
+    (
+        "--distributed.coordinator localhost:1 --distributed.processes 2 --distributed.process 2",
+        "distributed.process: must be >= 0 and < distributed.processes, got 2 with 2 processes; 0 … 1",
+    ),
     ("--optim.peak_lr -1", "optim.peak_lr: must be a finite number > 0, got -1.0"),
     ("--optim.peak_lr nan", "optim.peak_lr: must be a finite number > 0, got nan"),
     ("--run.steps 0", "run.steps: must be >= 1, got 0"),

@@ -15,8 +15,9 @@ LEVELS = [
     "chips hlo collectives hlo_costs batch_search",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli meshes mesh_rules rules topologies",
-    "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir nu.monte_carlo "
+    "config schema yaml_files form cli cluster membership meshes mesh_rules rules topologies",
+    "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir rendezvous group "
+    "distributed nu.monte_carlo "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
@@ -36,7 +37,7 @@ WITHIN = {
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
-    4: [("data", "data"), ("data.build", "stopping")],
+    4: [("data", "data"), ("data.build", "stopping"), ("distributed", "rendezvous"), ("", "group")],
     6: [("pretrain", "job"), ("ahead_report", "ahead")],
     5: [
         ("evaluate", "step"),
