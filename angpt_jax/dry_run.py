@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from angpt_jax import flops, placement
+from angpt_jax import flops, footprint, placement
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment, compiled_step
@@ -40,11 +40,6 @@ def _schedule_points(config: Config, built: Experiment) -> list[str]:
 
 
 def _memory(config: Config, built: Experiment) -> list[str]:
-    """Bytes per device of the compiled step, where the backend tells them."""
-    memory = compiled_step(built, config).memory_analysis()
-    if memory is None:
-        return ["memory of the compiled step: unknown for this backend"]
-    parts = {"state and batch": memory.argument_size_in_bytes, "temporary": memory.temp_size_in_bytes}
-    return ["memory of the compiled step, bytes per device"] + [
-        f"  {name:<15}  {size:,}" for name, size in parts.items()
-    ]
+    (device, *_) = built.abstract.step.sharding.device_set
+    found = footprint.footprint(compiled_step(built, config), built.abstract)
+    return footprint.lines(found, footprint.memory_of(device))

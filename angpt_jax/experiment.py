@@ -132,5 +132,5 @@ def compiled_step(built: Experiment, config: Config, instruments: bool = False) 
     weights = jax.ShapeDtypeStruct((rows, context), jnp.float32, sharding=lies)
     observe = make_observer(built.axes, built.model.arch.constraint) if instruments else None
     step = make_train_step(built.model, built.tx, built.schedule, observe, config.optim.micro_batches)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, None))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, sharding.everywhere(built.layout)))
     return jitted.lower(built.abstract, {"tokens": tokens, "segments": tokens, "weights": weights}).compile()

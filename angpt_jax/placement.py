@@ -9,6 +9,18 @@ from jax.sharding import NamedSharding
 
 from angpt_jax.axes import Axes
 from angpt_jax.experiment import Experiment
+from angpt_jax.footprint import bytes_of
+
+
+def at_start(built: Experiment, attention: str) -> list[str]:
+    """What a run says of it: the code that computes attention, and, on several devices, mesh and table."""
+    mesh = built.layout.mesh
+    chosen = built.model.how.attention
+    lines = [f"attention: {chosen}" + (f" ({attention})" if attention != chosen else "")]
+    if mesh is None or mesh.size == 1:
+        return lines
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    return [*lines, f"mesh: {axes}", *table(built)]
 
 
 def table(built: Experiment) -> list[str]:
@@ -22,12 +34,13 @@ def table(built: Experiment) -> list[str]:
         norm = _split(axis, axis.along(along), w.sharding) if axis.is_matrix and constrained else ""
         shape = " × ".join(map(str, w.shape))
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        rows.append((name, shape, split or "nothing", f"{bytes_on_a_device(w):,}", norm))
+        rows.append((name, shape, split or "nothing", f"{bytes_of(w):,}", norm))
 
     jax.tree_util.tree_map_with_path(note, built.axes, built.abstract.params)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, *(_total(name, tree) for name, tree in _parts(built).items())]
+    state = built.abstract
+    return [*lines, _total("parameters", state.params), _total("optimizer state", state.opt_state)]
 
 
 def _split(axis: Axes, positions: Iterable[int], sharding: NamedSharding) -> str:
@@ -38,21 +51,6 @@ def _split(axis: Axes, positions: Iterable[int], sharding: NamedSharding) -> str
     return ", ".join(f"{axis.names[i]}: {'+'.join(names)}" for i, names in split.items() if names)
 
 
-def _parts(built: Experiment) -> dict[str, Any]:
-    return {"parameters": built.abstract.params, "optimizer state": built.abstract.opt_state}
-
-
 def _total(name: str, tree: Any) -> str:
-    leaves = jax.tree.leaves(tree)
-    here, whole = sum(map(bytes_on_a_device, leaves)), sum(map(bytes_of, leaves))
-    return f"{name}: {whole:,} bytes, {here:,} on each device"
-
-
-def bytes_of(array: Any) -> int:
-    """Of an array, or of what stands for one."""
-    return math.prod(array.shape) * array.dtype.itemsize
-
-
-def bytes_on_a_device(array: Any) -> int:
-    """Of the part of it that one device holds."""
-    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    whole = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return f"{name}: {whole:,} bytes, {bytes_of(tree):,} on each device"

@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import jax
 
-from angpt_jax import distributed, dry_run, experiment, flops, run_dir, sharding
+from angpt_jax import distributed, dry_run, experiment, flops, placement, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
@@ -64,6 +64,8 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.Dataset
     count = sum(part.stream.count for part in job.tokens.train)
     group.say(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
     group.say(f"{count:,} training tokens; {group.banner()}")
+    for line in placement.at_start(built, config.model.attention):
+        group.say(line)
     newest = group.everyone("newest checkpoint", json.dumps(checkpoints.latest_step()))[0]
     step = json.loads(newest)
     if step is None:

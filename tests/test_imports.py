@@ -47,6 +47,8 @@ WITHIN = {
         ("placement", "experiment"),
         ("dry_run", "experiment"),
         ("dry_run", "placement"),
+        ("dry_run", "footprint"),
+        ("placement", "footprint"),
         ("loop", "step"),
         ("plots", "plots"),
         ("loop", "evaluate"),
