@@ -53,10 +53,13 @@ class Layout:
         return PartitionSpec(*reversed(parts))
 
     def constrain(self, x: Array, *names: str | None, gathered: bool = False) -> Array:
-        """`x`, lying as `spec` says."""
+        """`x`, lying as `spec` says of these axes."""
+        return self.lay(x, self.spec(*names, gathered=gathered))
+
+    def lay(self, x: Array, spec: PartitionSpec) -> Array:
         if self.mesh is None or self.mesh.size == 1:
             return x
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(*names, gathered=gathered)))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
     def of(self, axes: Axes) -> "Place":
         return Place(self, axes.names)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from angpt_jax.layout import HERE, Layout, Place
 
@@ -54,7 +55,9 @@ product.defvjp(_product_forward, _product_backward)
 def lookup(table_VD: Array, tokens_BL: Array, layout: Layout) -> Array:
     """h_BLD: the row of each token. Where rows are split, each device looks up its part of every row of its group, then
     they exchange parts for whole rows: that moves hidden states, not the table."""
-    parts_BLD = layout.constrain(table_VD[tokens_BL], "batch", "length", "embed")
+    in_parts = layout.spec("batch", "length", "embed")
+    tokens_BL = layout.lay(tokens_BL, PartitionSpec(*in_parts[:2]))
+    parts_BLD = layout.lay(table_VD[tokens_BL], in_parts)
     return layout.constrain(parts_BLD, "batch", "length", None)
 
 

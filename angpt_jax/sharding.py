@@ -31,7 +31,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     if slices == 1:
         return jax.make_mesh(shape, meshes.AXES, axis_types=types, devices=devices)
     within, across = (shape[0] // slices, *shape[1:]), (slices, *(1 for _ in shape[1:]))
-    return Mesh(mesh_utils.create_hybrid_device_mesh(within, across, devices), meshes.AXES, axis_types=types)
+    hybrid = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(hybrid, meshes.AXES, axis_types=types)
 
 
 def slice_count(devices: Sequence[jax.Device]) -> int:
