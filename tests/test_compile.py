@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import Outcome, run_here, run_process, tree
 
 from angpt_jax import topologies
 from angpt_jax.compile import CompileConfig, compile_step
+from angpt_jax.config import MeshConfig
 from angpt_jax.topologies import FAMILIES, shapes
 
 pod = pytest.mark.skipif(
@@ -88,6 +90,19 @@ def test_two_slices(workspace: Path):
     across = [group for group in report["collectives"]["by_axes"] if group["between_slices"]]
     assert [group["kind"] for group in across] == ["all-reduce"]
     assert report["roofline"]["network_seconds"] == pytest.approx(report["collectives"]["network_bytes"] / 3.125e9)
+
+
+@pod
+def test_slices_divide_the_replicas_and_rows_of_chips_within_them(monkeypatch: pytest.MonkeyPatch):
+    from angpt_jax import ahead, sharding
+    from angpt_jax.compile import TPU_COMPILER
+
+    for name, value in TPU_COMPILER.items():
+        monkeypatch.setenv(name, value)
+    mesh = sharding.make_mesh(MeshConfig(4, 8), ahead.tpu_devices("v5e:4x4", 2))
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert slices.shape == (4, 8, 1, 1)
+    assert slices[:, :, 0, 0].tolist() == [[0] * 8, [0] * 8, [1] * 8, [1] * 8]
 
 
 @pod
