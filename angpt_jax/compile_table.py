@@ -24,14 +24,16 @@ def _head(report: dict[str, Any]) -> list[str]:
     where = report["topology"] or "here"
     slices = f", {report['slices']} slices" if report["slices"] > 1 else ""
     mesh = ", ".join(f"{axis} {size}" for axis, size in report["mesh"].items())
+    kept = report["remat"]
     return [
         f"{report['config']} ({report['arch']}, {report['parameters']:,} parameters)",
         f"  devices    {where}{slices}: {report['chips']} × {report['device']}",
         f"  mesh       {mesh}",
         f"  batch      {report['batch_size']} sequences of {report['context']} ({report['tokens_per_step']:,} tokens), "
         f"micro batches {report['micro_batches']}",
-        f"  program    remat {report['remat']}, attention {report['attention']}, "
-        f"loss chunk {report['loss_vocab_chunk'] or 'all'}; compiled in {report['compile_seconds']} s",
+        f"  program    attention {report['attention']}, loss chunk {report['loss_vocab_chunk'] or 'all'}; compiled in "
+        f"{report['compile_seconds']} s",
+        f"  remat      {kept if isinstance(kept, str) else ', '.join(kept)}",
     ]
 
 
