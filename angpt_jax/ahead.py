@@ -14,6 +14,7 @@ from angpt_jax.chips import Chip
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment
 from angpt_jax.footprint import Footprint, footprint, memory_of
+from angpt_jax.layout import Device
 
 _SIZE = re.compile(r"([\d.]+)([KMGT])\b")
 
@@ -38,7 +39,7 @@ class Ahead:
 
     config: Config
     built: Experiment
-    devices: Sequence[jax.Device]
+    devices: Sequence[Device]
 
     @property
     def chip(self) -> Chip | None:
@@ -90,7 +91,7 @@ def prepare(config: Config, topology: str | None, slices: int) -> Ahead:
     return Ahead(config, experiment.build(config, arch, sizes, devices), devices)
 
 
-def tpu_devices(topology: str, slices: int) -> Sequence[jax.Device]:
+def tpu_devices(topology: str, slices: int) -> Sequence[Device]:
     """The devices of slices that are not there; `angpt_jax.topologies` has checked the name."""
     family, shape = topologies.split(topology)
     options: dict[str, Any] = dict(family.options)

@@ -72,14 +72,13 @@ def report(ahead: Ahead, topology: str | None, largest_batch: bool) -> dict[str,
 
 def describe(ahead: Ahead, topology: str | None) -> dict[str, Any]:
     config, layout = ahead.config, ahead.built.layout
-    assert layout.mesh is not None
     return {
         "arch": config.model.arch,
         "topology": topology,
         "device": ahead.devices[0].device_kind,
         "chips": len(ahead.devices),
         "slices": sharding.slice_count(ahead.devices),
-        "mesh": dict(layout.mesh.shape),
+        "mesh": layout.shape,
         "parameters": flops.parameter_count(ahead.built.abstract.params),
         "batch_size": config.data.batch_size,
         "context": config.model.context,

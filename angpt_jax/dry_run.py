@@ -20,7 +20,7 @@ def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str
         f"{flops.parameter_count(built.abstract.params):,} parameters",
         f"{tokens_per_step:,} tokens a step, {config.run.steps:,} steps, {tokens_per_step * config.run.steps:,} tokens",
         f"{built.flops_per_token(config.model.context):,} FLOPs per token, forward and backward",
-        f"mesh {dict(built.layout.mesh.shape)}, {rows} sequences per device, attention: {built.model.how.attention}",
+        f"mesh {built.layout.shape}, {rows} sequences per device, attention: {built.model.how.attention}",
         "",
         *placement.table(built),
         "",

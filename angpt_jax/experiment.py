@@ -17,7 +17,7 @@ from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.instruments import make_observer
-from angpt_jax.layout import Layout
+from angpt_jax.layout import Device, Layout
 from angpt_jax.model import Decoder, How
 from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
@@ -71,7 +71,7 @@ def resolved(config: Config) -> tuple[Config, Arch, Sizes]:
     return config, arch, sizes
 
 
-def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[jax.Device] | None = None) -> Experiment:
+def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | None = None) -> Experiment:
     """Everything for a resolved config, on `devices` (those here). Nothing is computed yet."""
     layout = sharding.make_layout(config.mesh, devices)
     model = decoder(config, arch, sizes, layout)

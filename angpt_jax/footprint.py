@@ -8,6 +8,7 @@ import jax
 
 from angpt_jax import chips
 from angpt_jax.chips import GIB
+from angpt_jax.layout import Device
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def footprint(compiled: Any, abstract: Any) -> Footprint | None:
     )
 
 
-def memory_of(device: jax.Device) -> int | None:
+def memory_of(device: Device) -> int | None:
     """Bytes that a program can use there: what a device that is here says, or else the table of chips; None if neither
     knows."""
     stats = device.memory_stats() if device in jax.local_devices() else None

@@ -6,6 +6,7 @@ product takes it gathered over those that also split the data, one layer at a ti
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax import Array
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from angpt_jax.axes import Axes
 
 DATA = ("batch", "length")
+Device = Any  # a jax.Device, whose name type checkers take for a variable
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Layout:
             taken |= set(axes)
             parts.append(axes or None)
         return PartitionSpec(*reversed(parts))
+
+    def sharding(self, *names: str | None, gathered: bool = False) -> NamedSharding:
+        """Of an array that lies on the mesh, which must be there."""
+        assert self.mesh is not None
+        return NamedSharding(self.mesh, self.spec(*names, gathered=gathered))
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Devices along each mesh axis."""
+        return dict(self.mesh.shape) if self.mesh else {}
 
     def constrain(self, x: Array, *names: str | None, gathered: bool = False) -> Array:
         """`x`, lying as `spec` says of these axes."""

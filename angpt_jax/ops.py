@@ -17,7 +17,8 @@ def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None
     Operands are cast to `dtype`, the product accumulates in float32, and ν (which bfloat16 would round) multiplies
     it there, before the cast to `out_dtype` (default: `dtype`).
     """
-    return (product(x.astype(dtype), kernel, place) * nu).astype(out_dtype or dtype)
+    y: Any = product(x.astype(dtype), kernel, place)
+    return (y * nu).astype(out_dtype or dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -8,23 +8,23 @@ from typing import Any
 import jax
 import optax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from angpt_jax import meshes
 from angpt_jax.axes import Axes
 from angpt_jax.config import MeshConfig
 from angpt_jax.errors import UserError
-from angpt_jax.layout import Layout
+from angpt_jax.layout import Device, Layout
 
 MOST_UNSPLIT = 0.02  # share of the parameters that may lie whole on every device when there is a rule to split them
 
 
-def make_layout(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Layout:
+def make_layout(config: MeshConfig, devices: Sequence[Device] | None = None) -> Layout:
     """The mesh of `devices` (all there are) and the rules; `angpt_jax.rules` has checked that they fit."""
     return Layout(make_mesh(config, devices or jax.devices()), tuple(meshes.rules(config).items()))
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Device]) -> Mesh:
     """The devices, as `config` arranges them. Slices of a pod, which a slower network joins, divide the first axis."""
     shape = tuple(size or 0 for size in meshes.shape(config, len(devices)).values())
     types, slices = (AxisType.Auto,) * len(shape), slice_count(devices)
@@ -35,7 +35,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(hybrid, meshes.AXES, axis_types=types)
 
 
-def slice_count(devices: Sequence[jax.Device]) -> int:
+def slice_count(devices: Sequence[Device]) -> int:
     """Slices of a TPU pod, or islands of GPUs, that only a data-centre network joins."""
     return len({getattr(device, "slice_index", None) or 0 for device in devices})
 
@@ -43,8 +43,7 @@ def slice_count(devices: Sequence[jax.Device]) -> int:
 def parameter_shardings(axes: Any, layout: Layout) -> Any:
     """A tree like the parameters: the sharding of each, from the names of its axes. Scales and gains, which are small,
     lie as products take them, so that no layer gathers them."""
-    mesh = _mesh(layout)
-    return jax.tree.map(lambda axis: NamedSharding(mesh, layout.spec(*axis.names, gathered=not axis.is_matrix)), axes)
+    return jax.tree.map(lambda axis: layout.sharding(*axis.names, gathered=not axis.is_matrix), axes)
 
 
 def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any, layout: Layout) -> Any:
@@ -59,17 +58,12 @@ def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings
 
 
 def everywhere(layout: Layout) -> NamedSharding:
-    return NamedSharding(_mesh(layout), PartitionSpec())
+    return layout.sharding()
 
 
 def batch_sharding(layout: Layout) -> NamedSharding:
     """The first axis (sequences) split as the rule of `batch` says. The step splits windows, where a rule does."""
-    return NamedSharding(_mesh(layout), layout.spec("batch"))
-
-
-def _mesh(layout: Layout) -> Mesh:
-    assert layout.mesh is not None
-    return layout.mesh
+    return layout.sharding("batch")
 
 
 def check_split(axes: Any, params: Any, layout: Layout) -> None:
@@ -103,7 +97,7 @@ def rows_of_process(layout: Layout, rows: int, process: int | None = None) -> tu
     parts = sorted({tuple(sorted(starts)) for starts in held.values()})
     if sum(map(len, parts)) != len(set(itertools.chain(*parts))):
         raise UserError(
-            f"mesh: the devices of a process must hold rows of their own, got mesh {dict(_mesh(layout).shape)} over "
+            f"mesh: the devices of a process must hold rows of their own, got mesh {layout.shape} over "
             f"{len(held)} processes; make mesh.tensor * mesh.context divide, or be a multiple of, the devices of one"
         )
     mine = tuple(sorted(held[jax.process_index() if process is None else process]))

@@ -27,8 +27,7 @@ def layout(*shape: int, rules: Any = RULES, devices: Sequence[Any] | None = None
 
 def lies(layout: Layout, *names: str | None) -> NamedSharding:
     """The sharding of an array with these axes."""
-    assert layout.mesh is not None
-    return NamedSharding(layout.mesh, layout.spec(*names))
+    return layout.sharding(*names)
 
 
 def text_of(compiled: Any) -> str:

@@ -49,17 +49,15 @@ def test_parts_are_those_of_all_mesh_axes_of_a_rule():
 def compiled(config: MeshConfig) -> tuple[str, Any]:
     """The program of a product and its gradients on that mesh, and what it computes."""
     here = layout(config)
-    x = jax.device_put(
-        jnp.asarray(X_BLD, jnp.float32), jax.NamedSharding(here.mesh, here.spec("batch", "length", None))
-    )
-    w = jax.device_put(jnp.asarray(W_DF, jnp.float32), jax.NamedSharding(here.mesh, here.spec(*UP.names)))
+    x = jax.device_put(jnp.asarray(X_BLD, jnp.float32), here.sharding("batch", "length", None))
+    w = jax.device_put(jnp.asarray(W_DF, jnp.float32), here.sharding(*UP.names))
 
     def gradients(x: Any, w: Any) -> Any:
         return jax.grad(lambda x, w: jnp.square(ops.linear(x, w, 1.0, jnp.float32, place=here.of(UP))).sum(), (0, 1))(
             x, w
         )
 
-    program = jax.jit(gradients).lower(x, w).compile()
+    program: Any = jax.jit(gradients).lower(x, w).compile()
     return program.as_text(), program(x, w)
 
 
@@ -72,7 +70,7 @@ def test_gradients_of_a_product_are_exact_and_lie_where_the_weight_lies(config):
     np.testing.assert_allclose(dx, 2 * y @ W_DF.T, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(dw, 2 * np.einsum("bld,blf->df", X_BLD, y), rtol=1e-5, atol=1e-4)
     here = layout(config)
-    assert dw.sharding.is_equivalent_to(jax.NamedSharding(here.mesh, here.spec(*UP.names)), 2)
+    assert dw.sharding.is_equivalent_to(here.sharding(*UP.names), 2)
 
 
 def test_a_gradient_is_brought_back_to_parts_and_added_up_over_replicas():
@@ -87,9 +85,9 @@ def test_a_gradient_is_brought_back_to_parts_and_added_up_over_replicas():
 def test_a_look_up_moves_hidden_states_and_not_the_table(config):
     here, table_VD = layout(config), np.random.default_rng(2).standard_normal((1024, 16)).astype(np.float32)
     tokens_BL = np.random.default_rng(3).integers(0, 1024, (8, 4))
-    lies = jax.NamedSharding(here.mesh, here.spec("vocab", "embed"))
+    lies = here.sharding("vocab", "embed")
     look_up = jax.jit(lambda table, tokens: ops.lookup(table, tokens, here))
-    program = look_up.lower(jax.device_put(table_VD, lies), tokens_BL).compile()
+    program: Any = look_up.lower(jax.device_put(table_VD, lies), tokens_BL).compile()
     np.testing.assert_array_equal(program(jax.device_put(table_VD, lies), tokens_BL), table_VD[tokens_BL])
     whole = [
         shape for shape in re.findall(r"f32\[([\d,]+)\]", program.as_text()) if shape.startswith(("1024,16", "512,16"))

@@ -95,7 +95,7 @@ def largest_array(vocab: int, chunk: int | None) -> int:
             return ops.cross_entropy(ops.linear(h_BLD, w_DV, 1.0, jnp.float32), targets_BL).sum()
         return ops.chunked_cross_entropy(h_BLD, w_DV, targets_BL, chunk, jnp.float32).sum()
 
-    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(h_BLD, jnp.zeros((8, vocab))).compile().as_text()
+    program: Any = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(h_BLD, jnp.zeros((8, vocab))).compile().as_text()
     shapes = [tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", program)]
     return max(int(np.prod(shape)) for shape in shapes if 4 in shape or 256 in shape)
 

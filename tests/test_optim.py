@@ -45,7 +45,7 @@ ROWS = {  # of W, the output side: what a matrix with unit rows has the Frobeniu
     "layers/mlp/down": SIZES.width,
 }
 BALL, SPHERE = optim.project_rows_to_unit_ball, optim.normalize_rows_to_unit_sphere
-CASES = {
+CASES: dict[str, tuple[str, Any, Any, Any]] = {
     "ball, rows of W": ("angpt", BALL, "inputs", INPUT_SIDE),
     "ball, embedding dimension": ("ngpt", BALL, "embed", EMBEDDING_DIMENSION),
     "sphere, embedding dimension": ("ngpt", SPHERE, "embed", EMBEDDING_DIMENSION),

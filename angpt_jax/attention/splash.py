@@ -12,7 +12,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     SegmentIds,
     make_splash_mha,
 )
-from jax.sharding import NamedSharding
 
 from angpt_jax.attention import context
 from angpt_jax.layout import Layout
@@ -42,7 +41,7 @@ def attention(
     arrays = q_BLHK, k_BLGK, v_BLGK, segments_BL
     if layout.mesh is None:
         return _local(kernel, *arrays, None)
-    lies = NamedSharding(layout.mesh, layout.spec("heads", "length"))
+    lies = layout.sharding("heads", "length")
     return context.on_each_device(_local, *arrays, layout, (kernel,), (kernel.manual_sharding_spec(lies),))
 
 
