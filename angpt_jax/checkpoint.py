@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
+
+from angpt_jax.errors import DivergedError
 
 
 class Checkpoints:
@@ -24,8 +27,11 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: Any) -> None:
+        """Waits until the last save is committed, in all processes; not after an error that only this one may have met
+        (all of them see that a run diverged): the others would not come."""
+        if kind is None or kind is DivergedError or jax.process_count() == 1:
+            self._manager.close()
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()

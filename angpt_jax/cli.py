@@ -175,10 +175,15 @@ def main(
         config = parse(schema, argv, command=command, default_config=default_config, words=words)
         code = run(config, config_name(argv, default_config or command))
     except UserError as error:
-        for problem in error.problems:
-            print(f"angpt_jax: error: {problem}", file=sys.stderr)
+        print_problems(*error.problems)
         code = error.exit_code
     raise SystemExit(code or 0)
+
+
+def print_problems(*problems: str) -> None:
+    """One line on stderr for each."""
+    for problem in problems:
+        print(f"angpt_jax: error: {problem}", file=sys.stderr)
 
 
 def raise_problems(problems: Iterable[str]) -> None:

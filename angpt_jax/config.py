@@ -8,6 +8,9 @@ parsing: `angpt_jax.cli`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+# What a list in model.remat may name: what the maps of a layer give, by role, and what goes into the last two of them.
+SAVEABLE = ("query", "key", "value", "attention", "attention_out", "up", "gate", "hidden", "down")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -26,7 +29,11 @@ class ModelConfig:
         rope_theta: base of the rotary angles
         compute_dtype: dtype of the matrix products; parameters, joins, norms, softmax and loss stay float32
         scan_layers: compile one layer and scan over it (true) or unroll all layers (false); same parameters
-        remat: full keeps only the stream between layers and computes each layer again in the backward pass
+        remat: what the backward pass computes again; none: nothing; full: each layer, from the stream before it; a list
+            such as [attention, up]: all but these arrays of each layer
+        attention: which code computes attention: reference (whole score matrix), xla, cudnn (NVIDIA GPU), splash (TPU),
+            or auto, the best of them that can do it here
+        loss_vocab_chunk: vocabulary entries whose logits exist at once in the loss; must divide vocab; null is all
         places: replaces places of the recipe or single settings of them, e.g. {residual: {alpha_init: 0.1}}
     """
 
@@ -42,7 +49,9 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     scan_layers: bool = True
-    remat: Literal["none", "full"] = "none"
+    remat: Literal["none", "full"] | list[str] = "none"
+    attention: Literal["auto", "reference", "xla", "cudnn", "splash"] = "auto"
+    loss_vocab_chunk: int | None = None
     places: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,6 +87,8 @@ class OptimConfig:
         beta1: decay of Adam's first moment
         beta2: decay of Adam's second moment
         epsilon: Adam's epsilon
+        micro_batches: parts of a batch that are computed one after the other, their gradients added up
+        moments_dtype: dtype in which Adam's moments are kept between steps; bfloat16 halves their memory
     """
 
     peak_lr: float
@@ -92,6 +103,8 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    micro_batches: int = 1
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -133,17 +146,48 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; one axis may be -1, "all that are left".
+    """Devices along each mesh axis, and which axis of an array is split over which; one mesh axis may be -1, "all that
+    are left".
 
     Args:
-        replica: copies of the parameters; the batch is split over them
+        replica: copies of the parameters; the batch is split over them. The only axis that slices of a pod may divide
         fsdp: parts that parameters and the batch are split into
         tensor: parts that heads, feed-forward width and vocabulary are split into
+        context: parts that the tokens of a window are split into
+        preset: what is split: data_parallel (batch), fsdp (and parameters), fsdp_tensor (and heads, feed-forward width,
+            vocabulary), context (and windows)
+        rules: replaces lines of the preset: axis of an array (batch, length, embed, vocab, heads, kv_heads,
+            feed_forward, head_dim, layers) to a mesh axis, a list of them, or null, e.g. {vocab: null}
     """
 
     replica: int = 1
     fsdp: int = -1
     tensor: int = 1
+    context: int = 1
+    preset: Literal["data_parallel", "fsdp", "fsdp_tensor", "context"] = "fsdp_tensor"
+    rules: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes of one run. On TPU pods, SLURM, GKE and Open MPI all of this is found out; a single process
+    needs nothing.
+
+    Args:
+        coordinator: HOST:PORT of process 0; null is $JAX_COORDINATOR_ADDRESS, or none
+        processes: how many there are; null is $JAX_NUM_PROCESSES
+        process: number of this one, from 0; null is $JAX_PROCESS_ID
+        connect_timeout_seconds: how long processes wait for each other at the start
+        barrier_timeout_seconds: how long they wait for each other later on
+        heartbeat_timeout_seconds: silence after which a process counts as dead
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    connect_timeout_seconds: int = 300
+    barrier_timeout_seconds: int = 600
+    heartbeat_timeout_seconds: int = 60
 
 
 @dataclass(frozen=True)
@@ -185,8 +229,9 @@ class Config:
         model: the decoder
         optim: the optimizer
         data: text, tokens, batches
-        mesh: devices
         run: length, files, rhythm
+        mesh: devices
+        distributed: several processes
         dry_run: print what would be trained (sizes, tables, memory of the compiled step) and stop
     """
 
@@ -195,4 +240,5 @@ class Config:
     data: DataConfig
     run: RunConfig
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     dry_run: bool = False

@@ -1,11 +1,10 @@
 """What `train --dry_run true` prints: all that can be known of a run before its first step."""
 
-import math
 from dataclasses import fields
 
 import numpy as np
 
-from angpt_jax import flops, sharding
+from angpt_jax import flops, footprint, placement
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment, compiled_step
@@ -14,14 +13,16 @@ from angpt_jax.experiment import Experiment, compiled_step
 def describe(config: Config, arch: Arch, sizes: Sizes, built: Experiment) -> str:
     """Places, sizes, ν table, schedule table, mesh, FLOPs and the memory of the compiled step, as text."""
     tokens_per_step = config.data.batch_size * config.model.context
-    rows = config.data.batch_size // math.prod(built.mesh.shape[axis] for axis in sharding.BATCH_AXES)
+    rows = config.data.batch_size // built.layout.parts("batch")
     lines = [
         str(arch),
         "",
         f"{flops.parameter_count(built.abstract.params):,} parameters",
         f"{tokens_per_step:,} tokens a step, {config.run.steps:,} steps, {tokens_per_step * config.run.steps:,} tokens",
         f"{built.flops_per_token(config.model.context):,} FLOPs per token, forward and backward",
-        f"mesh {dict(built.mesh.shape)}, {rows} sequences per device",
+        f"mesh {built.layout.shape}, {rows} sequences per device, attention: {built.model.how.attention}",
+        "",
+        *placement.table(built),
         "",
         "nu",
         *(f"  {f.name:<13}  {getattr(arch.nu, f.name):.4f}" for f in fields(arch.nu)),
@@ -39,11 +40,6 @@ def _schedule_points(config: Config, built: Experiment) -> list[str]:
 
 
 def _memory(config: Config, built: Experiment) -> list[str]:
-    """Bytes per device of the compiled step, where the backend tells them."""
-    memory = compiled_step(built, config).memory_analysis()
-    if memory is None:
-        return ["memory of the compiled step: unknown for this backend"]
-    parts = {"state and batch": memory.argument_size_in_bytes, "temporary": memory.temp_size_in_bytes}
-    return ["memory of the compiled step, bytes per device"] + [
-        f"  {name:<15}  {size:,}" for name, size in parts.items()
-    ]
+    (device, *_) = built.abstract.step.sharding.device_set
+    found = footprint.footprint(compiled_step(built, config), built.abstract)
+    return footprint.lines(found, footprint.memory_of(device))

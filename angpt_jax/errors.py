@@ -1,7 +1,7 @@
 """The errors that are the user's to mend; every command turns them into lines on stderr and an exit code.
 
-Exit codes: 0 finished; 2 bad input, nothing touched; 3 diverged; 4 storage that is needed can't be read or
-written; 75 stopped on request with a checkpoint written. Anything else is a bug.
+Exit codes: 0 finished; 1 another process of the run is gone; 2 bad input, nothing touched; 3 diverged; 4 storage that
+is needed can't be read or written; 75 stopped on request with a checkpoint written. Anything else is a bug.
 """
 
 
@@ -25,3 +25,9 @@ class StorageError(UserError):
     """A file that the run needs can't be read or written."""
 
     exit_code = 4
+
+
+class PeerError(UserError):
+    """Another process of the run is gone, or too late."""
+
+    exit_code = 1

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 
 from angpt_jax.data.pipeline import ValidationSet
 from angpt_jax.step import Batch, nats
@@ -41,10 +42,12 @@ def make_window_nats(model: nn.Module) -> WindowNats:
 def evaluate(
     window_nats: WindowNats, params: Any, validation: ValidationSet, batch_size: int, put: Callable[[Any], Any]
 ) -> Evaluation:
-    """Sums window by window, in float64 on the host. `put` brings a batch of arrays to the devices."""
+    """Sums window by window, in float64 on the host; in all processes alike. `put` brings a batch, which each process
+    has as a whole, to the devices."""
     total = 0.0
     for batch in _batches(validation, batch_size):
-        total += float(np.asarray(window_nats(params, put(batch)), float).sum())
+        nats_B = multihost_utils.process_allgather(window_nats(params, put(batch)), tiled=True)
+        total += float(np.asarray(nats_B, float).sum())
     count = float(validation.weights.sum(dtype=np.float64))
     return Evaluation(total / count, total / math.log(2) / validation.bytes)
 

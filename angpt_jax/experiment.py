@@ -1,5 +1,6 @@
 """From a config to the objects of a run: architecture, model, optimizer, mesh, shardings. No files, no loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,16 +9,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from angpt_jax import flops, optim, sharding
+from angpt_jax import attention, flops, optim, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
 from angpt_jax.instruments import make_observer
-from angpt_jax.model import Decoder
+from angpt_jax.layout import Device, Layout
+from angpt_jax.model import Decoder, How
 from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 
@@ -30,7 +31,7 @@ class Experiment:
     axes: Any
     tx: optax.GradientTransformation
     schedule: optax.Schedule
-    mesh: Mesh
+    layout: Layout
     abstract: TrainState
 
     @property
@@ -70,39 +71,55 @@ def resolved(config: Config) -> tuple[Config, Arch, Sizes]:
     return config, arch, sizes
 
 
-def build(config: Config, arch: Arch, sizes: Sizes) -> Experiment:
-    """Everything for a resolved config, on the devices here. Nothing is computed yet."""
-    model = Decoder(
-        arch,
-        sizes,
-        dtype=jnp.dtype(config.model.compute_dtype),
-        scan_layers=config.model.scan_layers,
-        remat=config.model.remat,
-        tied_embeddings=config.model.tied_embeddings,
-        attend_across_documents=config.data.attend_across_documents,
-    )
+def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | None = None) -> Experiment:
+    """Everything for a resolved config, on `devices` (those here). Nothing is computed yet."""
+    layout = sharding.make_layout(config.mesh, devices)
+    model = decoder(config, arch, sizes, layout)
     tokens_BL = jax.ShapeDtypeStruct((1, config.model.context), jnp.int32)
-    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens_BL, tokens_BL)["params"]
+    boxed = jax.eval_shape(on_one_device(model).init, jax.random.key(0), tokens_BL, tokens_BL)["params"]
     axes, params = axes_of(boxed), nn.meta.unbox(boxed)
+    sharding.check_split(axes, params, layout)
 
-    mesh = sharding.make_mesh(config.mesh)
     schedule = optim.learning_rate(config.optim, config.run.steps)
     tx = optim.build(config.optim, schedule, arch.constraint, axes)
 
-    param_shardings = sharding.parameter_shardings(axes, mesh)
+    param_shardings = sharding.parameter_shardings(axes, layout)
     shapes = jax.eval_shape(partial(first_state, tx), params)
     shardings = shapes.replace(
-        step=NamedSharding(mesh, PartitionSpec()),
+        step=sharding.everywhere(layout),
         params=param_shardings,
-        opt_state=sharding.optimizer_shardings(tx, params, param_shardings, mesh),
+        opt_state=sharding.optimizer_shardings(tx, params, param_shardings, layout),
     )
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-    return Experiment(model, axes, tx, schedule, mesh, abstract)
+    return Experiment(model, axes, tx, schedule, layout, abstract)
+
+
+def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:
+    """The model of a config, for the devices of `layout`."""
+    model, across = config.model, config.data.attend_across_documents
+    code = attention.choose(model.attention, layout, model.compute_dtype, across, sizes.head_width, model.context)
+    return Decoder(
+        arch,
+        sizes,
+        How(jnp.dtype(model.compute_dtype), code, layout),
+        scan_layers=model.scan_layers,
+        remat=tuple(model.remat) if isinstance(model.remat, list) else model.remat,
+        tied_embeddings=model.tied_embeddings,
+        attend_across_documents=across,
+        loss_vocab_chunk=model.loss_vocab_chunk,
+    )
+
+
+def on_one_device(model: Decoder) -> Decoder:
+    """The same function without a mesh: a single row of tokens, as for an init, can't be split."""
+    return model.clone(how=How(model.how.dtype))
 
 
 def initial_state(built: Experiment, config: Config) -> TrainState:
     """The state of step 0, made where it will lie."""
-    init = jax.jit(partial(init_state, built.model, built.tx), static_argnums=1, out_shardings=built.shardings)
+    init = jax.jit(
+        partial(init_state, on_one_device(built.model), built.tx), static_argnums=1, out_shardings=built.shardings
+    )
     return init(config.run.seed, config.model.context)
 
 
@@ -110,10 +127,10 @@ def compiled_step(built: Experiment, config: Config, instruments: bool = False) 
     """The compiled train step, with instruments or without; it donates the state. Ahead of time, so that its memory
     can be asked."""
     rows, context = config.data.batch_size, config.model.context
-    lies = sharding.batch_sharding(built.mesh)
+    lies = sharding.batch_sharding(built.layout)
     tokens = jax.ShapeDtypeStruct((rows, context + 1), jnp.int32, sharding=lies)
     weights = jax.ShapeDtypeStruct((rows, context), jnp.float32, sharding=lies)
     observe = make_observer(built.axes, built.model.arch.constraint) if instruments else None
-    step = make_train_step(built.model, built.tx, built.schedule, observe)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, None))
+    step = make_train_step(built.model, built.tx, built.schedule, observe, config.optim.micro_batches)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(built.shardings, sharding.everywhere(built.layout)))
     return jitted.lower(built.abstract, {"tokens": tokens, "segments": tokens, "weights": weights}).compile()

@@ -4,19 +4,8 @@ from typing import Any
 
 import jax
 
+from angpt_jax import chips
 from angpt_jax.arch import Sizes
-
-# Dense bfloat16 peak of one device in TFLOP/s, from the vendors' data sheets, by jax.Device.device_kind.
-PEAK_TFLOPS = {
-    "TPU v4": 275.0,
-    "TPU v5 lite": 197.0,
-    "TPU v5e": 197.0,
-    "TPU v5p": 459.0,
-    "TPU v6 lite": 918.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA H100 80GB HBM3": 989.0,
-    "NVIDIA H200": 989.0,
-}
 
 
 def parameter_count(params: Any) -> int:
@@ -40,5 +29,5 @@ def training_flops_per_token(weights: int, sizes: Sizes, context: int) -> int:
 
 def utilization(tflops_per_device: float) -> float | None:
     """MFU on the devices here, or None for a device that is not in the table."""
-    peak = PEAK_TFLOPS.get(jax.devices()[0].device_kind)
-    return None if peak is None else tflops_per_device / peak
+    chip = chips.find(jax.devices()[0].device_kind)
+    return None if chip is None else tflops_per_device / chip.tflops

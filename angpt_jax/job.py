@@ -1,13 +1,14 @@
 """A run that nothing speaks against: its config, and all that was made from it before the first step."""
 
+import json
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import jax
 
-from angpt_jax import cli, experiment, rules, run_dir
+from angpt_jax import cli, experiment, rules, run_dir, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
@@ -15,6 +16,10 @@ from angpt_jax.data.pipeline import Order
 from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
+from angpt_jax.group import Group
+
+# What may differ between the processes of a run: where things lie on their machines, and which of them each is.
+OF_A_PROCESS = ("data.cache_dir", "data.workers", "distributed.", "run.dir")
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Job:
     built: Experiment
     tokens: TokenData
     directory: Path
+    group: Group
 
     @property
     def last_step(self) -> int:
@@ -56,20 +62,62 @@ class Job:
                 f"data.source: the data of {self.directory} changed ({changed}), got {self.config.data.source!r}; "
                 "bring the old data back, use another --run.dir, or go on with other data by --data.on_change continue"
             )
-        if changed:
+        if changed and self.group.is_first:
             print(f"the data changed ({changed}): going on with the new ones", file=sys.stderr)
 
 
-def assemble(config: Config, name: str) -> Job:
+def assemble(config: Config, name: str, group: Group) -> Job:
     """Checks what needs JAX or the data, then reads the tokens and builds. Writes nothing but the token cache.
 
-    The rules of `rules.check(config)` are taken to hold.
+    The rules of `rules.check(config)` are taken to hold. What one process refuses, all refuse.
     """
+    check_same_config(config, group)
+    config, arch, sizes, directory = group.agreed("config", partial(_resolved, config, name, group.is_first))
+    if not config.dry_run:
+        run_dir.check_shared(directory, group)
+    tokens = group.in_turn("tokens", partial(_load_tokens, config))
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
+    built = group.agreed("shapes", lambda: experiment.build(config, arch, sizes))
+    job = Job(config, arch, sizes, built, tokens, directory, group)
+    check_same_data(job)
+    return job
+
+
+def _resolved(config: Config, name: str, looks_there: bool) -> tuple[Config, Arch, Sizes, Path]:
     config, arch, sizes = experiment.resolved(config)
-    cli.raise_problems(rules.check(config, devices=jax.device_count()))
+    cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
     directory = run_dir.locate(config, name)
-    run_dir.check(directory, config)
+    if looks_there:
+        run_dir.check(directory, config)
+    return config, arch, sizes, directory
+
+
+def _load_tokens(config: Config) -> TokenData:
     tokens = load_tokens(config.data, config.model.vocab)
     pipeline.check_length(tokens, config.model.context)
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
-    return Job(config, arch, sizes, experiment.build(config, arch, sizes), tokens, directory)
+    return tokens
+
+
+def check_same_config(config: Config, group: Group) -> None:
+    """Refuses processes that were started with different configs."""
+    first, *others = map(json.loads, group.everyone("configs", json.dumps(asdict(config))))
+    for number, other in enumerate(others, 1):
+        changes = [change for change in cli.changed(first, other) if not change[0].startswith(OF_A_PROCESS)]
+        if changes:
+            key, of_first, of_other = changes[0]
+            raise UserError(
+                f"{key}: must be the same in all processes, got {of_first!r} in {group.name(0)} and {of_other!r} in "
+                f"{group.name(number)}; start all with the same flags and files"
+            )
+
+
+def check_same_data(job: Job) -> None:
+    """Refuses processes that found different tokens."""
+    group = job.group
+    facts = [json.loads(text) for text in group.everyone("data", json.dumps(job.data_fingerprint))]
+    for number, other in enumerate(facts):
+        if changed := ", ".join(name for name in facts[0] if other.get(name) != facts[0][name]):
+            raise UserError(
+                f"data.source: must be the same text in all processes, got other data ({changed}) in "
+                f"{group.name(number)} than in {group.name(0)}; prepare it once, on storage that they share"
+            )

@@ -14,7 +14,6 @@ from angpt_jax.config import RunConfig
 from angpt_jax.errors import DivergedError
 from angpt_jax.metrics import Record
 from angpt_jax.step import Batch, TrainState
-from angpt_jax.stopping import StopRequest
 
 WAITING = 0.05  # share of a step that data may take before it is worth a warning
 
@@ -117,11 +116,12 @@ def run_steps(
     evaluate: Callable[[int, TrainState], None],
     save: Callable[[int, TrainState], None],
     reporter: StepReporter,
-    stop: StopRequest,
+    stop: Callable[[int], str | None],
 ) -> tuple[TrainState, str]:
     """Trains up to `last_step` or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
 
-    The last step is always evaluated and saved; a stop request saves without evaluating.
+    The last step is always evaluated and saved. `stop`, asked once a step, names the signal that ends the run there; it
+    saves without evaluating.
     """
     first_step = int(state.step)
     reporter.restart_clock()
@@ -134,17 +134,17 @@ def run_steps(
         if pending:
             reporter.step_done(*pending)
         pending = (step, metrics)
-        last = step == last_step
-        evaluation_due = last or step % run.eval_every_steps == 0
-        save_due = last or step % run.checkpoint_every_steps == 0 or stop.received is not None
+        last, stopped_by = step == last_step, stop(step)
+        evaluation_due = (last or step % run.eval_every_steps == 0) and stopped_by is None
+        save_due = last or step % run.checkpoint_every_steps == 0 or stopped_by is not None
         if evaluation_due or save_due:
             reporter.step_done(step, metrics, last)  # also makes sure that only a finite step is saved
             pending = None
-            if evaluation_due and stop.received is None:
+            if evaluation_due:
                 evaluate(step, state)
             if save_due:
                 save(step, state)
             reporter.restart_clock()
-        if stop.received is not None and save_due:
-            return state, stop.received
+        if stopped_by is not None:
+            return state, stopped_by
     return state, "steps" if last_step == run.steps else "stop_at_step"

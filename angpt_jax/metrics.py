@@ -61,6 +61,22 @@ class MetricsWriter:
                 self._board.add_scalar(name, value, record["step"])
 
 
+class NoMetrics:
+    """What the other processes of a run have in place of a MetricsWriter."""
+
+    def __enter__(self) -> "NoMetrics":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+    def write_instruments(self, record: Record) -> None:
+        pass
+
+    def write(self, record: Record) -> None:
+        pass
+
+
 def read(path: Path) -> list[Record]:
     """The records of a metrics file; a last line that a kill cut in half is left out."""
     if not path.exists():

@@ -1,17 +1,41 @@
 """The skeleton: one decoder for every architecture. It never asks which one it runs; the places do the rest."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from angpt_jax import ops
 from angpt_jax.arch import Arch, Sizes
+from angpt_jax.attention import Implementation, attend
 from angpt_jax.axes import LAYERS, Axes, weight
+from angpt_jax.layout import Layout
 from angpt_jax.measure import COLLECTION, measure, norms, spread
 from angpt_jax.part import Sublayer
+
+EMBEDDING = Axes("embedding", ("vocab", "embed"), inputs=("embed",))
+HEAD = Axes("head", ("embed", "vocab"), inputs=("embed",))
+
+
+@dataclass(frozen=True)
+class How:
+    """How a decoder is computed, whatever it computes: dtype of the products, code for attention, where arrays lie."""
+
+    dtype: Any = jnp.float32
+    attention: Implementation = "reference"
+    layout: Layout = Layout()
+
+
+def linear(module: "Attention | MLP", x: Array, axes: Axes, width: int, nu: float, out_dtype: Any) -> Array:
+    """ν · W x with the weight `axes.role` of `module`, `width` numbers a token. A list in `remat` calls it that."""
+    w = weight(module, axes, (x.shape[-1], width), module.arch.init.make())
+    y = ops.linear(x, w, nu, module.how.dtype, out_dtype, module.how.layout.of(axes))
+    return checkpoint_name(y, axes.role)
 
 
 class Attention(nn.Module):
@@ -19,16 +43,16 @@ class Attention(nn.Module):
 
     arch: Arch
     sizes: Sizes
-    dtype: Any
+    how: How
 
     @nn.compact
-    def __call__(self, x_BLD: Array, mask_BLL: Array, angles_LR: Array) -> Array:
-        arch, nu, sizes, init = self.arch, self.arch.nu, self.sizes, self.arch.init.make()
+    def __call__(self, x_BLD: Array, segments_BL: Array | None, angles_LR: Array) -> Array:
+        arch, nu, sizes, dtype, layout = self.arch, self.arch.nu, self.sizes, self.how.dtype, self.how.layout
 
         def project(role: str, heads: str, count: int, factor: float) -> Array:
-            axes = Axes(role, ("embed", heads, "head_dim"), inputs=("embed",))
-            w_DHK = weight(self, axes, (sizes.width, count, sizes.head_width), init)
-            return ops.linear(x_BLD, w_DHK, factor, self.dtype)
+            axes = Axes(role, ("embed", heads), inputs=("embed",))  # the heads side by side
+            y = linear(self, x_BLD, axes, count * sizes.head_width, factor, dtype)
+            return y.reshape(*y.shape[:2], count, sizes.head_width)
 
         q_BLHK = project("query", "heads", sizes.heads, nu.query)
         k_BLGK = project("key", "kv_heads", sizes.key_value_heads, nu.key)
@@ -38,12 +62,13 @@ class Attention(nn.Module):
         v_BLGK = arch.value.make(name="value_norm", axis="head_dim")(v_BLGK)
         measure(self, "q", lambda: norms(q_BLHK))
         measure(self, "k", lambda: norms(k_BLGK))
-        q_BLHK, k_BLGK, v_BLGK = (x.astype(self.dtype) for x in (q_BLHK, k_BLGK, v_BLGK))
-        measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, mask_BLL, qk.softmax_scale)))
-        y_BLHK = ops.attention(q_BLHK, k_BLGK, v_BLGK, mask_BLL, qk.softmax_scale)
-        out_axes = Axes("attention_out", ("heads", "head_dim", "embed"), inputs=("heads", "head_dim"))
-        w_HKD = weight(self, out_axes, (sizes.heads, sizes.head_width, sizes.width), init)
-        return ops.linear(y_BLHK, w_HKD, nu.attention_out, self.dtype, jnp.float32)
+        q_BLHK, k_BLGK, v_BLGK = (x.astype(dtype) for x in (q_BLHK, k_BLGK, v_BLGK))
+        scale = qk.softmax_scale
+        measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, segments_BL, scale)))
+        y_BLHK = attend(self.how.attention, q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
+        y_BLE = y_BLHK.reshape(*y_BLHK.shape[:2], -1)
+        axes = Axes("attention_out", ("heads", "embed"), inputs=("heads",))
+        return linear(self, y_BLE, axes, sizes.width, nu.attention_out, jnp.float32)
 
 
 class MLP(nn.Module):
@@ -51,16 +76,15 @@ class MLP(nn.Module):
 
     arch: Arch
     sizes: Sizes
-    dtype: Any
+    how: How
 
     @nn.compact
     def __call__(self, x_BLD: Array) -> Array:
-        arch, nu, sizes, init = self.arch, self.arch.nu, self.sizes, self.arch.init.make()
+        arch, nu, sizes, dtype = self.arch, self.arch.nu, self.sizes, self.how.dtype
 
         def project(role: str) -> Array:
             axes = Axes(role, ("embed", "feed_forward"), inputs=("embed",))
-            w_DF = weight(self, axes, (sizes.width, sizes.feed_forward), init)
-            return ops.linear(x_BLD, w_DF, getattr(nu, role), self.dtype)
+            return linear(self, x_BLD, axes, sizes.feed_forward, getattr(nu, role), dtype)
 
         gate = arch.gate.make(name="gating")
         u_BLF, *z_BLF = (project(role) for role in gate.inputs)
@@ -68,9 +92,8 @@ class MLP(nn.Module):
         a_BLF = arch.hidden_norm.make(name="hidden_norm", axis="feed_forward")(a_BLF)
         measure(self, "u", lambda: norms(u_BLF))
         measure(self, "a", lambda: norms(a_BLF))
-        down_axes = Axes("down", ("feed_forward", "embed"), inputs=("feed_forward",))
-        w_FD = weight(self, down_axes, (sizes.feed_forward, sizes.width), init)
-        return ops.linear(a_BLF.astype(self.dtype), w_FD, nu.down, self.dtype, jnp.float32)
+        axes = Axes("down", ("feed_forward", "embed"), inputs=("feed_forward",))
+        return linear(self, checkpoint_name(a_BLF.astype(dtype), "hidden"), axes, sizes.width, nu.down, jnp.float32)
 
 
 class Block(nn.Module):
@@ -78,13 +101,13 @@ class Block(nn.Module):
 
     arch: Arch
     sizes: Sizes
-    dtype: Any
+    how: How
 
     @nn.compact
-    def __call__(self, h_BLD: Array, layer: Array, mask_BLL: Array, angles_LR: Array) -> tuple[Array, None]:
-        attention = Attention(self.arch, self.sizes, self.dtype, name="attention")
-        mlp = MLP(self.arch, self.sizes, self.dtype, name="mlp")
-        h_BLD = self.join("attention", lambda x_BLD: attention(x_BLD, mask_BLL, angles_LR), h_BLD, layer)
+    def __call__(self, h_BLD: Array, layer: Array, segments_BL: Array | None, angles_LR: Array) -> tuple[Array, None]:
+        attention = Attention(self.arch, self.sizes, self.how, name="attention")
+        mlp = MLP(self.arch, self.sizes, self.how, name="mlp")
+        h_BLD = self.join("attention", lambda x_BLD: attention(x_BLD, segments_BL, angles_LR), h_BLD, layer)
         return self.join("mlp", mlp, h_BLD, layer), None
 
     def join(self, name: Sublayer, sublayer: Callable[[Array], Array], h_BLD: Array, layer: Array) -> Array:
@@ -93,7 +116,8 @@ class Block(nn.Module):
         x_BLD = sublayer(arch.input_norm.at(name).make(name=f"{name}_norm")(h_BLD, layer))
         x_BLD = arch.branch_norm.at(name).make(name=f"{name}_branch_norm")(x_BLD, layer)
         measure(self, f"{name}_branch", lambda: norms(x_BLD))
-        return arch.residual.at(name).make(name=f"{name}_residual")(h_BLD, x_BLD, layer)
+        h_BLD = arch.residual.at(name).make(name=f"{name}_residual")(h_BLD, x_BLD, layer)
+        return self.how.layout.constrain(h_BLD, "batch", "length", None)
 
 
 class Decoder(nn.Module):
@@ -101,41 +125,50 @@ class Decoder(nn.Module):
 
     Layers are scanned over a leading `layers` axis of their parameters; `scan_layers=False` unrolls the same scan,
     so both have the same parameters and the same checkpoints. `remat="full"` keeps only the stream between layers
-    and computes each layer again in the backward pass.
+    and computes each layer again in the backward pass; a tuple of names keeps these arrays of each layer as well.
     """
 
     arch: Arch
     sizes: Sizes
-    dtype: Any = jnp.float32
+    how: How = How()
     scan_layers: bool = True
-    remat: Literal["none", "full"] = "none"
+    remat: Literal["none", "full"] | tuple[str, ...] = "none"
     tied_embeddings: bool = False
     attend_across_documents: bool = False
+    loss_vocab_chunk: int | None = None
+
+    def __call__(self, tokens_BL: Array, segments_BL: Array) -> Array:
+        h_BLD, w_DV = self.features(tokens_BL, segments_BL)
+        return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))
+
+    def nats(self, tokens_BL: Array, segments_BL: Array, targets_BL: Array) -> Array:
+        """nats_BL: cross-entropy of each target, `loss_vocab_chunk` entries of the vocabulary at a time."""
+        if self.loss_vocab_chunk is None:
+            return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
+        h_BLD, w_DV = self.features(tokens_BL, segments_BL)
+        place = self.how.layout.of(HEAD)
+        return ops.chunked_cross_entropy(h_BLD, w_DV, targets_BL, self.loss_vocab_chunk, self.how.dtype, place)
 
     @nn.compact
-    def __call__(self, tokens_BL: Array, segments_BL: Array) -> Array:
-        arch, sizes = self.arch, self.sizes
+    def features(self, tokens_BL: Array, segments_BL: Array) -> tuple[Array, Array]:
+        """What the logits are the product of: the last hidden states h_BLD, and the head as it meets them, w_DV."""
+        arch, sizes, layout = self.arch, self.sizes, self.how.layout
         init = arch.init.make()
-        embedding_axes = Axes("embedding", ("vocab", "embed"), inputs=("embed",))
-        w_VD = weight(self, embedding_axes, (sizes.vocab, sizes.width), init)
-        h_BLD = arch.embedding_norm.make(name="embedding_norm")(w_VD[tokens_BL])
-        mask_BLL = ops.attention_mask(tokens_BL.shape[1], None if self.attend_across_documents else segments_BL)
+        w_VD = weight(self, EMBEDDING, (sizes.vocab, sizes.width), init)
+        h_BLD = ops.lookup(w_VD, tokens_BL, layout)
+        h_BLD = arch.embedding_norm.make(name="embedding_norm")(h_BLD)
         angles_LR = ops.rotary_angles(tokens_BL.shape[1], sizes.head_width, sizes.rope_theta)
-        h_BLD, _ = self.layers()(h_BLD, jnp.arange(1.0, sizes.layers + 1), mask_BLL, angles_LR)
+        documents_BL = None if self.attend_across_documents else segments_BL
+        h_BLD, _ = self.layers()(h_BLD, jnp.arange(1.0, sizes.layers + 1), documents_BL, angles_LR)
         measure(self, "final_stream", lambda: norms(h_BLD))
         h_BLD = arch.final_norm.make(name="final_norm")(h_BLD)
-        if self.tied_embeddings:
-            w_DV = w_VD.T
-        else:
-            w_DV = weight(self, Axes("head", ("embed", "vocab"), inputs=("embed",)), w_VD.T.shape, init)
-        w_DV = arch.head.make(name="logits")(w_DV)
-        return ops.linear(h_BLD, w_DV, 1.0, self.dtype, jnp.float32)
+        w_DV = w_VD.T if self.tied_embeddings else weight(self, HEAD, w_VD.T.shape, init)
+        return h_BLD, arch.head.make(name="logits")(w_DV)
 
     def layers(self) -> nn.Module:
         """The block, scanned over the number of its layer."""
-        block = nn.remat(Block, prevent_cse=False) if self.remat == "full" else Block
         scanned = nn.scan(
-            block,
+            self.block(),
             variable_axes={"params": 0, COLLECTION: 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]  flax types it as int
@@ -143,4 +176,11 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.sizes.layers,
             metadata_params={nn.PARTITION_NAME: LAYERS},
         )
-        return scanned(self.arch, self.sizes, self.dtype, name="layers")
+        return scanned(self.arch, self.sizes, self.how, name="layers")
+
+    def block(self) -> type[nn.Module]:
+        if self.remat == "none":
+            return Block
+        names = () if self.remat == "full" else self.remat
+        policy = jax.checkpoint_policies.save_only_these_names(*names)
+        return nn.remat(Block, prevent_cse=False, policy=policy)

@@ -1,26 +1,65 @@
 """Pure array functions, without parameters. Products in the compute dtype, everything delicate in float32."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
+
+from angpt_jax.layout import HERE, Layout, Place
 
 
-def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None) -> Array:
-    """ν · W x: all axes of x but batch and length meet as many first axes of the kernel, its input side.
+def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None, place: Place = HERE) -> Array:
+    """ν · W x over the last axis of x and the first of the kernel, its input side.
 
     Operands are cast to `dtype`, the product accumulates in float32, and ν (which bfloat16 would round) multiplies
     it there, before the cast to `out_dtype` (default: `dtype`).
     """
-    axes_x = tuple(range(2, x.ndim))
-    y = jax.lax.dot_general(
-        x.astype(dtype),
-        kernel.astype(dtype),
-        ((axes_x, tuple(range(len(axes_x)))), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
+    y: Any = product(x.astype(dtype), kernel, place)
     return (y * nu).astype(out_dtype or dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Array, kernel: Array, place: Place) -> Array:
+    """W x in float32, from operands in the dtype of x; so are the two products of the backward pass, whose gradient of
+    the kernel stays float32.
+
+    The kernel is cast, then gathered from its `place`, and again in the backward pass: only its parts are kept. Its
+    gradient is brought back to parts at once (ZeRO-3, arXiv 1910.02054).
+    """
+    w = place.gathered(kernel.astype(x.dtype))
+    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _product_forward(x: Array, kernel: Array, place: Place) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, kernel, place), (x, kernel)
+
+
+def _product_backward(place: Place, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    tokens, last = tuple(range(x.ndim - 1)), x.ndim - 1
+    w, dy = place.gathered(kernel.astype(x.dtype)), dy.astype(x.dtype)
+    dx = jax.lax.dot_general(dy, w, (((last,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    dw = place.added_up(partial(_over_tokens, tokens), x, dy)
+    return dx.astype(x.dtype), dw.astype(kernel.dtype)
+
+
+def _over_tokens(tokens: tuple[int, ...], x: Array, dy: Array) -> Array:
+    return jax.lax.dot_general(x, dy, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def lookup(table_VD: Array, tokens_BL: Array, layout: Layout) -> Array:
+    """h_BLD: the row of each token. Where rows are split, each device looks up its part of every row of its group, then
+    they exchange parts for whole rows: that moves hidden states, not the table."""
+    in_parts = layout.spec("batch", "length", "embed")
+    tokens_BL = layout.lay(tokens_BL, PartitionSpec(*in_parts[:2]))
+    parts_BLD = layout.lay(table_VD[tokens_BL], in_parts)
+    return layout.constrain(parts_BLD, "batch", "length", None)
 
 
 def rms_norm(x: Array, epsilon: float) -> Array:
@@ -55,12 +94,17 @@ def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention_mask(length: int, segments_BL: Array | None) -> Array:
-    """mask_BLL: query l may see key m ≤ l, of the same document if segments are given (else B = 1)."""
-    causal_1LL = jnp.tril(jnp.ones((1, length, length), dtype=bool))
-    if segments_BL is None:
-        return causal_1LL
-    return causal_1LL & (segments_BL[:, :, None] == segments_BL[:, None, :])
+def attention_mask(length: int, segments_BM: Array | None, queries_L: Array | None = None) -> Array:
+    """mask_BLM: the query at l may see key m ≤ l, of the same document if segments are given (else B = 1).
+
+    The queries are those at `queries_L`, or at all positions of the window.
+    """
+    at_L = jnp.arange(length) if queries_L is None else queries_L
+    causal_1LM = at_L[None, :, None] >= jnp.arange(length)[None, None, :]
+    if segments_BM is None:
+        return causal_1LM
+    segments_BL = segments_BM if queries_L is None else segments_BM[:, queries_L]
+    return causal_1LM & (segments_BL[:, :, None] == segments_BM[:, None, :])
 
 
 def attention_weights(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
@@ -84,9 +128,9 @@ def repeat_heads(x_BLGK: Array, heads: int) -> Array:
     return repeated.reshape(batch, length, heads, width)
 
 
-def attention_entropy(q_BLHK: Array, k_BLGK: Array, mask_BLL: Array, scale: float) -> Array:
+def attention_entropy(q_BLHK: Array, k_BLGK: Array, segments_BL: Array | None, scale: float) -> Array:
     """entropy_BHL of each query's weights, −Σ p ln p, in nats."""
-    weights = attention_weights(q_BLHK, k_BLGK, mask_BLL, scale)
+    weights = attention_weights(q_BLHK, k_BLGK, attention_mask(q_BLHK.shape[1], segments_BL), scale)
     return -jnp.sum(jax.scipy.special.xlogy(weights, weights), axis=-1)
 
 
@@ -95,3 +139,31 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
     logits_BLV = logits_BLV.astype(jnp.float32)
     target_logits = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits_BLV, axis=-1) - target_logits
+
+
+def chunked_cross_entropy(
+    h_BLD: Array, w_DV: Array, targets_BL: Array, chunk: int, dtype: Any, place: Place = HERE
+) -> Array:
+    """nats_BL of the targets under the logits W h, of which only `chunk` vocabulary entries exist at once.
+
+    The chunks are taken one after the other, log Σ exp being added up; the backward pass computes their logits again.
+    Where the vocabulary is split over devices, each chunk has as many entries on each of them.
+    """
+    vocab, parts = w_DV.shape[1], place.layout.parts("vocab")
+
+    def chunks(x: Array) -> Array:
+        """(…, V) → (chunks, …, chunk)."""
+        split = x.reshape(*x.shape[:-1], parts, vocab // chunk, chunk // parts)
+        return jnp.moveaxis(split, -2, 0).reshape(vocab // chunk, *x.shape[:-1], chunk)
+
+    def add(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        (sum_BL, target_BL), (w_DC, ids_C) = carry, part
+        logits_BLC = linear(h_BLD, w_DC, 1.0, dtype, jnp.float32, place)
+        is_target_BLC = ids_C == targets_BL[..., None]
+        target_BL += jnp.sum(jnp.where(is_target_BLC, logits_BLC, 0.0), axis=-1)
+        return (jnp.logaddexp(sum_BL, jax.nn.logsumexp(logits_BLC, axis=-1)), target_BL), None
+
+    nothing = jnp.full(targets_BL.shape, -jnp.inf), jnp.zeros(targets_BL.shape)
+    parts_of_head = chunks(w_DV), chunks(jnp.arange(vocab))
+    (sum_BL, target_BL), _ = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), nothing, parts_of_head)
+    return sum_BL - target_BL

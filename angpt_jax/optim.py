@@ -50,7 +50,7 @@ def build(
     links = []
     if optim.clip_norm not in ("none", None):
         links.append(optax.clip_by_global_norm(optim.clip_norm))
-    links.append(optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon))
+    links.append(kept_as(optim.moments_dtype, optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon)))
     if optim.weight_decay:
         links.append(optax.add_decayed_weights(optim.weight_decay, mask=jax.tree.map(lambda a: a.is_matrix, axes)))
     links.append(optax.scale_by_learning_rate(schedule))
@@ -59,6 +59,21 @@ def build(
     elif constraint.norm == "one":
         links.append(normalize_rows_to_unit_sphere(axes, constraint.along))
     return optax.chain(*links)
+
+
+def kept_as(dtype: str, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner`, its state kept in `dtype` between steps and computed with in float32."""
+    if dtype == "float32":
+        return inner
+
+    def cast(state: Any, to: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(to) if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+
+    def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
+        updates, state = inner.update(updates, cast(state, jnp.float32), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(lambda params: cast(inner.init(params), dtype), update)
 
 
 def project_rows_to_unit_ball(axes: Any, along: Along = "inputs") -> optax.GradientTransformation:

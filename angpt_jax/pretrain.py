@@ -4,21 +4,23 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import grain
 import jax
 
-from angpt_jax import dry_run, experiment, flops, run_dir, sharding
+from angpt_jax import distributed, dry_run, experiment, flops, placement, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.errors import UserError
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
+from angpt_jax.group import AgreedStop
 from angpt_jax.job import Job, assemble
 from angpt_jax.loop import InputBound, StepReporter, run_steps
-from angpt_jax.metrics import MetricsWriter
+from angpt_jax.metrics import MetricsWriter, NoMetrics
 from angpt_jax.progress import ProgressReport
 from angpt_jax.step import Batch, TrainState
 from angpt_jax.stopping import StopRequest
@@ -28,31 +30,44 @@ EXIT_STOPPED = 75  # a signal came and a checkpoint was written: run me again
 
 def pretrain(config: Config, name: str) -> int:
     """Trains or continues the run of `config`; returns the exit code. `name` names the default run directory."""
-    job = assemble(config, name)
-    if config.dry_run:
-        print(dry_run.describe(job.config, job.arch, job.sizes, job.built))
-        return 0
-    run_dir.make(job.directory)
-    run = job.config.run
+    with distributed.joined(config.distributed) as group:
+        job = assemble(config, name, group)
+        if config.dry_run:
+            group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
+            return 0
+        group.agreed("run.dir can be written", partial(run_dir.make, job.directory))
+        return train(job)
+
+
+def train(job: Job) -> int:
+    """Trains in the run directory of the job; returns the exit code."""
+    run, group = job.config.run, job.group
     folder = job.directory / "checkpoints"
-    with StopRequest() as stop, Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints:
+    with (
+        StopRequest() if group.is_alone else AgreedStop() as stop,
+        Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints,
+    ):
         state, batches = start(job, checkpoints)
         with closing(batches):
             if int(state.step) >= job.last_step:
-                print(f"{job.directory} is at step {int(state.step)} already: nothing to train")
+                group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
-            run_dir.record(job.directory, job.config)
-            stopped_by = run_job(job, state, batches, checkpoints, stop)
+            if group.is_first:
+                run_dir.record(job.directory, job.config)
+            stopped_by = run_job(job, state, batches, checkpoints, stop.at)
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 
 
 def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.DatasetIterator]:
-    """State and batches at the newest checkpoint, or at step 0."""
-    config, built = job.config, job.built
-    print(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
+    """State and batches at the newest checkpoint that process 0 sees, or at step 0."""
+    config, built, group = job.config, job.built, job.group
     count = sum(part.stream.count for part in job.tokens.train)
-    print(f"{count:,} training tokens; {jax.device_count()} × {jax.devices()[0].device_kind}")
-    step = checkpoints.latest_step()
+    group.say(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
+    group.say(f"{count:,} training tokens; {group.banner()}")
+    for line in placement.at_start(built, config.model.attention):
+        group.say(line)
+    newest = group.everyone("newest checkpoint", json.dumps(checkpoints.latest_step()))[0]
+    step = json.loads(newest)
     if step is None:
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but {job.directory} has no checkpoint; use auto to start at step 0")
@@ -60,36 +75,47 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.Dataset
     else:
         state, data = checkpoints.restore(step, built.abstract)
         job.check_data(data["fingerprint"])
-        print(f"resumed at step {step} from {job.directory}")
+        group.say(f"resumed at step {step} from {job.directory}")
+    jax.block_until_ready(state)
+    group.barrier("state is there")
+    part, parts = sharding.rows_of_process(built.layout, config.data.batch_size)
     batches = pipeline.train_batches(
         job.tokens.train,
         job.order,
         start=step or 0,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=part,
+        process_count=parts,
         workers=config.data.workers,
     )
     return state, batches
 
 
 def run_job(
-    job: Job, state: TrainState, batches: grain.DatasetIterator, checkpoints: Checkpoints, stop: StopRequest
+    job: Job,
+    state: TrainState,
+    batches: grain.DatasetIterator,
+    checkpoints: Checkpoints,
+    stop: Callable[[int], str | None],
 ) -> str:
     """Compiles, trains, evaluates, saves; writes the summary; returns what ended it."""
-    first_step, config = int(state.step), job.config
-    put = sharding.batch_putter(job.built.mesh)
+    first_step, config, group = int(state.step), job.config, job.group
+    put = sharding.batch_putter(job.built.layout, config.data.batch_size)
     began = time.perf_counter()
     train_step = compiled_steps(job)
     compile_seconds = time.perf_counter() - began
     evaluator = make_evaluator(job, put)
+    group.barrier("first step")
 
     def evaluate_state(step: int, state: TrainState) -> None:
+        group.barrier(f"evaluation at step {step}")
         results = evaluator.evaluate(state.params)
         writer.write({"step": step, "tokens": step * job.tokens_per_step} | as_record(results))
         for name, result in results.items():
             progress.note(f"step {step}  {name} {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte")
+        group.barrier(f"evaluated at step {step}")
 
     def save(step: int, state: TrainState) -> None:
+        group.barrier(f"save at step {step}")
         checkpoints.save(step, state, {"fingerprint": job.data_fingerprint})
 
     warning = InputBound(config.data.workers)
@@ -108,7 +134,10 @@ def run_job(
         job.built.flops_per_token(config.model.context),
     )
     on_devices = sharding.ahead(batches, put)
-    with MetricsWriter(job.directory, first_step) as writer, ProgressReport(first_step, job.last_step) as progress:
+    with (
+        MetricsWriter(job.directory, first_step) if group.is_first else NoMetrics() as writer,
+        ProgressReport(first_step, job.last_step, quiet=not group.is_first) as progress,
+    ):
         state, stopped_by = run_steps(
             state,
             job.last_step,
@@ -123,7 +152,8 @@ def run_job(
     step_seconds = reporter.median_step_seconds()
     ending = {"compile_seconds": compile_seconds, "stopped_by": stopped_by}
     summary = summarize(job, int(state.step), evaluator.last, step_seconds) | ending
-    write_whole(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    if group.is_first:
+        write_whole(job.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
     return stopped_by
 
 

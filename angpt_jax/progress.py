@@ -9,10 +9,10 @@ from rich.table import Column
 
 
 class ProgressReport:
-    """`update` after each logged step, `note` for anything else worth a line."""
+    """`update` after each logged step, `note` for anything else worth a line. All of it unless `quiet`."""
 
-    def __init__(self, first_step: int, last_step: int):
-        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    def __init__(self, first_step: int, last_step: int, quiet: bool = False):
+        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quiet)
         self._last_step = last_step
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -20,7 +20,7 @@ class ProgressReport:
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("train", total=last_step, completed=first_step, numbers="first steps …")
 

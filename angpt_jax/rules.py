@@ -8,18 +8,22 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax.config import Config, MeshConfig, ModelConfig, phase_steps
+from angpt_jax import membership, mesh_rules, meshes
+from angpt_jax.config import SAVEABLE, Config, DistributedConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
+from angpt_jax.mesh_rules import near_multiples
 from angpt_jax.schema import show
 
 LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkpoints append to it
 
 
-def check(config: Config, devices: int | None = None) -> list[str]:
-    """All problems of `config` (on `devices` devices, if given), as lines for a UserError; empty if it is fine."""
-    numbers = [*_counts(config), *_mesh_axes(config.mesh)]
-    others = [*_floats(config), *_seeds(config), *_paths(config), *_heads(config.model), *_schedule(config)]
-    fit = [] if numbers else [*_stop(config), *_fit(config, devices)]  # they compare and divide by those numbers
+def check(config: Config, devices: int | None = None, slices: int = 1) -> list[str]:
+    """All problems of `config` (on `devices` devices in `slices` slices, if given), as lines for a UserError; empty if
+    it is fine."""
+    numbers = [*_counts(config), *mesh_rules.of_the_mesh(config.mesh)]
+    others = [*_floats(config), *_seeds(config), *_paths(config)]
+    others += [*_heads(config.model), *_remat(config.model), *_schedule(config), *_distributed(config.distributed)]
+    fit = [] if numbers else [*_stop(config), *_fit(config, devices, slices)]  # they divide by those numbers
     return [*numbers, *others, *fit]
 
 
@@ -33,6 +37,8 @@ def _counts(config: Config) -> Iterator[str]:
         ("model.context", model.context, 2),
         ("model.feed_forward", model.feed_forward, 1),
         ("model.kv_heads", model.kv_heads, 1),
+        ("model.loss_vocab_chunk", model.loss_vocab_chunk, 1),
+        ("optim.micro_batches", config.optim.micro_batches, 1),
         ("optim.warmup_steps", config.optim.warmup_steps, 0),
         ("optim.decay_steps", config.optim.decay_steps, 1),
         ("data.batch_size", data.batch_size, 1),
@@ -96,6 +102,8 @@ def _paths(config: Config) -> Iterator[str]:
         if path is not None and not path.isprintable():
             yield f"{key}: must be printable text (no newline or NUL), got {show(path)}"
     parts = directory.split("/") if directory is not None else []
+    if directory is not None and "://" in directory:
+        yield f"run.dir: must be a folder of a file system, got {show(directory)}; mount the bucket and give its folder"
     if ".." in parts:
         yield f"run.dir: must not contain '..', got {show(directory)}; give the folder itself"
     if any(len(part.encode(errors="surrogatepass")) > LONGEST_NAME for part in parts):
@@ -106,17 +114,17 @@ def _heads(model: ModelConfig) -> Iterator[str]:
     """Rotary angles turn pairs, so the width of a head is even."""
     width, heads = model.width, model.heads
     if width >= 1 and heads >= 1 and width % (2 * heads):
-        near = _near(width, 2 * heads)
+        near = near_multiples(width, 2 * heads)
         yield f"model.width: must be an even multiple of model.heads, got {width} with {heads} heads; {near}"
     if heads >= 1 and model.key_value_heads >= 1 and heads % model.key_value_heads:
         divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         yield f"model.kv_heads: must divide model.heads, got {model.kv_heads} with {heads} heads; one of {divisors}"
 
 
-def _near(value: int, step: int) -> str:
-    """The multiples of `step` next to `value`, in words."""
-    below = value // step * step
-    return " or ".join(str(multiple) for multiple in (below, below + step) if multiple) + " would do"
+def _remat(model: ModelConfig) -> Iterator[str]:
+    for name in model.remat if isinstance(model.remat, list) else []:
+        if name not in SAVEABLE:
+            yield f"model.remat: no array of a layer, got {show(name)}; none, full or a list of {', '.join(SAVEABLE)}"
 
 
 def _schedule(config: Config) -> Iterator[str]:
@@ -154,63 +162,33 @@ def _stop(config: Config) -> Iterator[str]:
         yield f"run.stop_at_step: must be between 1 and run.steps, got {stop} with run.steps {steps}"
 
 
-def _mesh_axes(mesh: MeshConfig) -> Iterator[str]:
-    sizes = {"mesh.replica": mesh.replica, "mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
-    for key, size in sizes.items():
-        if size < 1 and size != -1:
-            yield f"{key}: must be >= 1, or -1 for all devices that are left, got {size}"
-    left = [key for key, size in sizes.items() if size == -1]
-    if len(left) > 1:
-        yield f"{left[0]}: only one mesh axis can be -1, got -1 also for {' and '.join(left[1:])}"
-
-
-def _fit(config: Config, devices: int | None) -> Iterator[str]:
-    """Problems of sizes that are split over the mesh; an axis of unknown size (None) is passed over."""
-    model, mesh = config.model, config.mesh
-    if devices is not None:
-        yield from _product(mesh, devices)
-    replica, fsdp, tensor = _mesh_shape(mesh, devices)
-    batch_parts = replica * fsdp if replica and fsdp else None
-    for key, value, divisor, parts, step in (
-        ("data.batch_size", config.data.batch_size, "mesh.replica * mesh.fsdp", batch_parts, 1),
-        ("model.width", model.width, "mesh.fsdp", fsdp, 2 * model.heads),
-        ("model.feed_forward", model.feed_forward_width, "mesh.tensor", tensor, 1),
-        ("model.vocab", model.vocab, "mesh.tensor", tensor, 1),
+def _distributed(distributed: DistributedConfig) -> Iterator[str]:
+    for key, seconds in (
+        ("connect_timeout_seconds", distributed.connect_timeout_seconds),
+        ("barrier_timeout_seconds", distributed.barrier_timeout_seconds),
+        ("heartbeat_timeout_seconds", distributed.heartbeat_timeout_seconds),
     ):
-        if parts and value % parts:
-            near = _near(value, math.lcm(parts, step))
-            yield f"{key}: must be a multiple of {divisor}, got {value} with {parts}; {near}"
-    for key, heads in (("model.heads", model.heads), ("model.kv_heads", model.key_value_heads)):
-        if tensor and heads % tensor:
-            near = f"mesh.tensor {math.gcd(heads, tensor)} would do"
-            yield f"{key}: must be a multiple of mesh.tensor, got {heads} with {tensor}; {near}"
-            break
-    if fsdp and tensor and not config.dry_run:
-        yield from _memory(model, fsdp * tensor)
+        if seconds < 1:
+            yield f"distributed.{key}: must be >= 1, got {seconds}"
+    yield from membership.problems(distributed, os.environ)
 
 
-def _product(mesh: MeshConfig, devices: int) -> Iterator[str]:
-    sizes = (mesh.replica, mesh.fsdp, mesh.tensor)
-    fixed = math.prod(size for size in sizes if size != -1)
-    if fixed == devices or (-1 in sizes and devices % fixed == 0):
-        return
-
-    def distance(shape: tuple[int, ...]) -> float:
-        return sum(abs(math.log(size / want)) for size, want in zip(shape, sizes, strict=True) if want != -1)
-
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    shapes = [(r, f, devices // r // f) for r in divisors for f in divisors if devices // r % f == 0]
-    near = ", ".join(" * ".join(map(str, shape)) for shape in sorted(shapes, key=distance)[:3])
-    got = " * ".join(map(str, sizes)) + ("" if -1 in sizes else f" = {fixed}")
-    yield f"mesh: replica * fsdp * tensor must be the {devices} devices there are, got {got}; {near} would do"
-
-
-def _mesh_shape(mesh: MeshConfig, devices: int | None) -> tuple[int | None, ...]:
-    """Sizes of the axes; -1 becomes what is left of `devices`, or None where that is unknown or not a whole number."""
-    sizes = (mesh.replica, mesh.fsdp, mesh.tensor)
-    fixed = math.prod(size for size in sizes if size != -1)
-    left = devices // fixed if devices is not None and devices % fixed == 0 else None
-    return tuple(left if size == -1 else size for size in sizes)
+def _fit(config: Config, devices: int | None, slices: int) -> Iterator[str]:
+    """Problems of sizes that must divide one another, and of memory."""
+    model, micro = config.model, config.optim.micro_batches
+    if config.data.batch_size % micro:
+        near = near_multiples(config.data.batch_size, micro)
+        rule = f"must be a multiple of optim.micro_batches, got {config.data.batch_size} with {micro}"
+        yield f"data.batch_size: {rule}; {near}"
+    else:
+        yield from mesh_rules.fit(config, devices, slices)
+    if not config.dry_run:
+        sizes = meshes.shape(config.mesh, devices)
+        rules = meshes.rules(config.mesh)
+        axes = {axis for name in ("embed", "feed_forward") for axis in rules.get(name, ())}
+        parts = [sizes[axis] for axis in axes]
+        if None not in parts:
+            yield from _memory(model, math.prod(part or 1 for part in parts))
 
 
 def _memory(model: ModelConfig, parts: int) -> Iterator[str]:

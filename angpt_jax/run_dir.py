@@ -5,6 +5,11 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ from angpt_jax import cli
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
+from angpt_jax.group import Group
 
 # Fields that may change between two starts of one run: they don't touch what is computed.
 FREE = {
@@ -22,9 +28,10 @@ FREE = {
     "data.on_change",
     "data.workers",
     "dry_run",
-    "mesh.fsdp",
-    "mesh.replica",
-    "mesh.tensor",
+    "model.attention",
+    "model.loss_vocab_chunk",
+    "model.remat",
+    "optim.micro_batches",
     "run.checkpoint_every_steps",
     "run.dir",
     "run.eval_every_steps",
@@ -35,9 +42,12 @@ FREE = {
     "run.resume",
     "run.stop_at_step",
 }
+FREE_SECTIONS = ("mesh.", "distributed.")
 # What --data.on_change continue frees besides: the model stays what it is, and so do its steps.
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
+
+SHARED_SECONDS = 5.0  # until a file of another machine must be seen; a network file system may take a while
 
 
 def locate(config: Config, name: str) -> Path:
@@ -68,7 +78,7 @@ def check(directory: Path, config: Config) -> None:
     changes = [
         change
         for change in cli.changed(load_config(directory), config)
-        if change[0] not in FREE and not change[0].startswith(other_data)
+        if change[0] not in FREE and not change[0].startswith((*FREE_SECTIONS, *other_data))
     ]
     if changes:
         raise UserError(
@@ -90,10 +100,51 @@ def make(directory: Path) -> None:
         raise StorageError(f"run.dir: can't be written, got {str(directory)!r}; {error.strerror}") from error
 
 
+def check_shared(directory: Path, group: Group) -> None:
+    """Raises in all processes if one of them does not see in its run directory what process 0 writes to its own.
+    Nothing stays there.
+
+    The others must not have looked there before: a network file system remembers for a while that nothing was there.
+    """
+    if group.is_alone:
+        return
+    missing = [path for path in (directory, *directory.parents) if group.is_first and not path.exists()]
+    group.agreed("run.dir", partial(make, directory) if group.is_first else lambda: None)
+    token = group.everyone("run.dir: token", f".shared-{uuid.uuid4().hex}")[0]
+    if group.is_first:
+        (directory / token).touch()
+    group.barrier("run.dir: token is written")
+    seen = json.dumps({"sees": group.is_first or _appears(directory / token), "directory": str(directory)})
+    answers = [json.loads(text) for text in group.everyone("run.dir: seen", seen)]
+    blind = [number for number, answer in enumerate(answers) if not answer["sees"]]
+    if group.is_first:
+        (directory / token).unlink()
+        for path in missing if blind else ():
+            with suppress(OSError):
+                path.rmdir()
+    if blind:
+        theirs = f"{group.name(blind[0])} does not see it in {answers[blind[0]]['directory']!r}"
+        others = f", nor do {len(blind) - 1} more" if len(blind) > 1 else ""
+        raise UserError(
+            f"run.dir: must be storage that all processes share, got {answers[0]['directory']!r}: {theirs}{others}; "
+            "a folder on a network file system, the same for all"
+        )
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def record(directory: Path, config: Config) -> None:
-    """Writes what the run is and where it runs."""
+    """Writes what the run is and where it runs; not which process of it this one is."""
+    anywhere = replace(config.distributed, coordinator=None, processes=None, process=None)
     write_whole(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
-    write_whole(directory / "config.yaml", cli.to_yaml(config))
+    write_whole(directory / "config.yaml", cli.to_yaml(replace(config, distributed=anywhere)))
 
 
 def environment() -> dict[str, Any]:
@@ -103,6 +154,7 @@ def environment() -> dict[str, Any]:
         "packages": {d.name: d.version for d in distributions() if d.name in PACKAGES},
         "devices": [str(device) for device in jax.devices()],
         "device_kind": jax.devices()[0].device_kind,
+        "processes": jax.process_count(),
         "git_commit": _git_commit(),
         "command": sys.argv,
     }

@@ -72,7 +72,7 @@ def sample(config: SampleConfig, name: str) -> int:
         if step is None:
             raise UserError(f"run.dir: holds no checkpoint, got {str(directory)!r}; train it first")
         params = checkpoints.restore(step, built.abstract)[0].params
-    generate = make_generate(built.model, tokenizer, config)
+    generate = make_generate(experiment.on_one_device(built.model), tokenizer, config)
     length = min(len(prompt) + config.tokens, trained.model.context)
     buffer = np.full((config.samples, length), tokenizer.end_of_document, np.int32)
     buffer[:, : len(prompt)] = prompt

@@ -34,9 +34,12 @@ class Leaf:
 
 
 def meanings(schema: type) -> dict[str, str]:
-    """Field name → meaning, from the Args section of the docstring."""
-    args = inspect.cleandoc(schema.__doc__ or "").partition("Args:\n")[2]
-    return dict(re.findall(r"^ {4}(\w+): (.+)$", re.sub(r"\n {6,}", " ", args), re.MULTILINE))
+    """Field name → meaning, from the Args section of the docstring and of those of its base classes."""
+    found: dict[str, str] = {}
+    for base in reversed(schema.__mro__):
+        args = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")[2]
+        found |= dict(re.findall(r"^ {4}(\w+): (.+)$", re.sub(r"\n {6,}", " ", args), re.MULTILINE))
+    return found
 
 
 def leaves(schema: type, prefix: str = "", instance: Any = MISSING) -> Iterator[Leaf]:

@@ -1,68 +1,107 @@
-"""The mesh of devices, and where each parameter and each batch lies on it: a table from logical axes to mesh axes."""
+"""From the mesh config to devices, and where parameters, optimizer state and batches lie on them."""
 
 import itertools
-import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
 
+from angpt_jax import meshes
 from angpt_jax.axes import Axes
 from angpt_jax.config import MeshConfig
+from angpt_jax.errors import UserError
+from angpt_jax.layout import Device, Layout
 
-MESH_AXES = ("replica", "fsdp", "tensor")
-BATCH_AXES = ("replica", "fsdp")
-RULES: dict[str, str | None] = {
-    "embed": "fsdp",
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "feed_forward": "tensor",
-    "head_dim": None,
-    "layers": None,
-}
+MOST_UNSPLIT = 0.02  # share of the parameters that may lie whole on every device when there is a rule to split them
 
 
-def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, ...]:
-    """Devices along each mesh axis, with -1 filled in; the rules have checked that they fit."""
-    sizes = [getattr(config, axis) for axis in MESH_AXES]
-    fixed = math.prod(size for size in sizes if size != -1)
-    return tuple(size if size != -1 else devices // fixed for size in sizes)
+def make_layout(config: MeshConfig, devices: Sequence[Device] | None = None) -> Layout:
+    """The mesh of `devices` (all there are) and the rules; `angpt_jax.rules` has checked that they fit."""
+    return Layout(make_mesh(config, devices or jax.devices()), tuple(meshes.rules(config).items()))
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """All devices, as `config` arranges them. One device is a mesh of one."""
-    shape = mesh_shape(config, jax.device_count())
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+def make_mesh(config: MeshConfig, devices: Sequence[Device]) -> Mesh:
+    """The devices, as `config` arranges them. Slices of a pod, which a slower network joins, divide the first axis."""
+    shape = tuple(size or 0 for size in meshes.shape(config, len(devices)).values())
+    types, slices = (AxisType.Auto,) * len(shape), slice_count(devices)
+    if slices == 1:
+        return jax.make_mesh(shape, meshes.AXES, axis_types=types, devices=devices)
+    within, across = (shape[0] // slices, *shape[1:]), (slices, *(1 for _ in shape[1:]))
+    hybrid = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(hybrid, meshes.AXES, axis_types=types)
 
 
-def parameter_shardings(axes: Any, mesh: Mesh) -> Any:
-    """A tree like the parameters: the sharding of each, from the names of its axes."""
-
-    def sharding(axis: Axes) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*(RULES[name] for name in axis.names)))
-
-    return jax.tree.map(sharding, axes)
+def slice_count(devices: Sequence[Device]) -> int:
+    """Slices of a TPU pod, or islands of GPUs, that only a data-centre network joins."""
+    return len({getattr(device, "slice_index", None) or 0 for device in devices})
 
 
-def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any, mesh: Mesh) -> Any:
+def parameter_shardings(axes: Any, layout: Layout) -> Any:
+    """A tree like the parameters: the sharding of each, from the names of its axes. Scales and gains, which are small,
+    lie as products take them, so that no layer gathers them."""
+    return jax.tree.map(lambda axis: layout.sharding(*axis.names, gathered=not axis.is_matrix), axes)
+
+
+def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any, layout: Layout) -> Any:
     """A tree like `tx.init(params)`: moments lie where their parameter lies, counters everywhere."""
-    replicated = NamedSharding(mesh, PartitionSpec())
     return optax.tree.map_params(
         tx,
         lambda _, sharding: sharding,
         jax.eval_shape(tx.init, params),
         shardings,
-        transform_non_params=lambda _: replicated,
+        transform_non_params=lambda _: everywhere(layout),
     )
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The first axis (sequences) split over replicas and fsdp."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+def everywhere(layout: Layout) -> NamedSharding:
+    return layout.sharding()
+
+
+def batch_sharding(layout: Layout) -> NamedSharding:
+    """The first axis (sequences) split as the rule of `batch` says. The step splits windows, where a rule does."""
+    return layout.sharding("batch")
+
+
+def check_split(axes: Any, params: Any, layout: Layout) -> None:
+    """Refuses rules that split parameters but leave more than MOST_UNSPLIT of them whole on every device."""
+    whole: dict[str, int] = {}
+
+    def note(axis: Axes, w: Any) -> None:
+        if axis.is_matrix and all(layout.parts(name) == 1 for name in axis.names):
+            whole[axis.role] = whole.get(axis.role, 0) + w.size
+
+    jax.tree.map(note, axes, params)
+    total = sum(w.size for w in jax.tree.leaves(params))
+    splits = any(layout.parts(name) > 1 for name in ("embed", "vocab", "heads", "kv_heads", "feed_forward"))
+    if splits and sum(whole.values()) > MOST_UNSPLIT * total:
+        largest = ", ".join(sorted(whole, key=lambda role: -whole[role])[:3])
+        got = ", ".join(f"{name}: {'+'.join(axes)}" for name, axes in layout.rules)
+        raise UserError(
+            f"mesh.rules: leave {sum(whole.values()) / total:.0%} of the parameters whole on every device ({largest}), "
+            f"got {got}; at most {MOST_UNSPLIT:.0%}: split another of their axes, or none (data_parallel)"
+        )
+
+
+def rows_of_process(layout: Layout, rows: int, process: int | None = None) -> tuple[int, int]:
+    """Which part of a batch of `rows` this process reads, and how many parts there are.
+
+    Processes whose devices hold the same rows (they share a window, or a layer) read the same part.
+    """
+    held: dict[int, set[int]] = {}
+    for device, (index, *_) in batch_sharding(layout).devices_indices_map((rows,)).items():
+        held.setdefault(device.process_index, set()).add(index.start or 0)
+    parts = sorted({tuple(sorted(starts)) for starts in held.values()})
+    if sum(map(len, parts)) != len(set(itertools.chain(*parts))):
+        raise UserError(
+            f"mesh: the devices of a process must hold rows of their own, got mesh {layout.shape} over "
+            f"{len(held)} processes; make mesh.tensor * mesh.context divide, or be a multiple of, the devices of one"
+        )
+    mine = tuple(sorted(held[jax.process_index() if process is None else process]))
+    return parts.index(mine), len(parts)
 
 
 def ahead(batches: Iterator[Any], put: Callable[[Any], Any], count: int = 2) -> Iterator[Any]:
@@ -73,7 +112,13 @@ def ahead(batches: Iterator[Any], put: Callable[[Any], Any], count: int = 2) -> 
         waiting.extend(put(batch) for batch in itertools.islice(batches, 1))
 
 
-def batch_putter(mesh: Mesh) -> Callable[[Any], Any]:
-    """Brings a tree of this process's rows, as NumPy arrays, to the devices as one global batch."""
-    sharding = batch_sharding(mesh)
-    return lambda rows: jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), rows)
+def batch_putter(layout: Layout, rows: int) -> Callable[[Any], Any]:
+    """Brings a tree of this process's rows, as NumPy arrays, to the devices as one batch of `rows`."""
+    sharding = batch_sharding(layout)
+
+    def put(local: Any) -> Any:
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(sharding, array, (rows, *array.shape[1:])), local
+        )
+
+    return put

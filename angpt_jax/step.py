@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from angpt_jax import ops
 from angpt_jax.measure import COLLECTION
 
 # tokens and segments, int32 (B, L+1): targets are the tokens shifted by one; weights, float32 (B, L): which count
@@ -47,9 +47,15 @@ def nats(model: nn.Module, params: Any, batch: Batch) -> Array:
 def _nats_and_measured(model: nn.Module, params: Any, batch: Batch, measured: bool) -> tuple[Array, Any]:
     """nats_BL, and what the model tells of its insides (nothing unless `measured`)."""
     tokens, segments = batch["tokens"], batch["segments"]
-    mutable = [COLLECTION] if measured else []
-    logits_BLV, seen = model.apply({"params": params}, tokens[:, :-1], segments[:, :-1], mutable=mutable)
-    return ops.cross_entropy(cast(Array, logits_BLV), tokens[:, 1:]), seen.get(COLLECTION, {})
+    nats_BL, seen = model.apply(
+        {"params": params},
+        tokens[:, :-1],
+        segments[:, :-1],
+        tokens[:, 1:],
+        mutable=[COLLECTION] if measured else [],
+        method="nats",
+    )
+    return cast(Array, nats_BL), seen.get(COLLECTION, {})
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,23 @@ def make_train_step(
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
     observe: Callable[[Observation], Any] | None = None,
+    micro_batches: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
     """state, batch → state after one step, and the loss, gradient norm and learning rate of that step; with `observe`
-    also what that makes of the step, as `instruments`."""
+    also what that makes of the step, as `instruments`.
+
+    `micro_batches` parts of the batch are computed one after the other; the step is that of the whole batch.
+    """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        def mean_nats(params: Any) -> tuple[Array, Any]:
-            nats_BL, measured = _nats_and_measured(model, params, batch, measured=observe is not None)
-            return jnp.sum(nats_BL * batch["weights"]) / jnp.sum(batch["weights"]), measured
+        total = jnp.sum(batch["weights"])
 
-        (loss, measured), gradients = jax.value_and_grad(mean_nats, has_aux=True)(state.params)
+        def share_of_mean(params: Any, part: Batch) -> tuple[Array, Any]:
+            nats_BL, measured = _nats_and_measured(model, params, part, measured=observe is not None)
+            return jnp.sum(nats_BL * part["weights"]) / total, measured
+
+        slope = partial(jax.value_and_grad(share_of_mean, has_aux=True), state.params)
+        (loss, measured), gradients = _added_up(slope, batch, micro_batches)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(state.step)}
         params = optax.apply_updates(state.params, updates)
@@ -86,3 +99,28 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step
+
+
+Slope = tuple[tuple[Array, Any], Any]  # (loss, what the model measured), gradients
+
+
+def _added_up(slope: Callable[[Batch], Slope], batch: Batch, micro_batches: int) -> Slope:
+    """Losses and gradients of the parts of the batch, added up in float32; of what was measured, the mean."""
+    if micro_batches == 1:
+        return slope(batch)
+
+    def add(total: Any, part: Batch) -> tuple[Any, Any]:
+        (loss, measured), gradients = slope(part)
+        return jax.tree.map(jnp.add, total, (loss, gradients)), measured
+
+    parts = jax.tree.map(partial(_parts, micro_batches), batch)
+    (loss, _), gradients = jax.eval_shape(slope, jax.tree.map(lambda x: x[0], parts))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, gradients))
+    (loss, gradients), measured = jax.lax.scan(add, nothing, parts)
+    return (loss, jax.tree.map(lambda x: jnp.mean(x, axis=0), measured)), gradients
+
+
+def _parts(count: int, x: Array) -> Array:
+    """(B, …) → (count, B/count, …). Rows that lie side by side go to different parts, so that each device has its share
+    of every part and none moves."""
+    return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)

@@ -23,3 +23,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+
+    def at(self, step: int) -> str | None:
+        """What ends the run with this step; to be asked once a step."""
+        return self.received

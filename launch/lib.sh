@@ -1,5 +1,7 @@
 # shellcheck shell=bash
-# Shared by local.sh and test.sh: finds Python, makes .venv, installs what is missing. Sourced, never run.
+# Shared by the scripts: finds Python, makes .venv, installs what is missing, runs a command and heeds signals. Sourced, never run.
+
+script_name=${script_name:-${0##*/}}
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
@@ -7,7 +9,7 @@ python=$venv/bin/python
 stamps=$venv/stamps # one file per installed part (base, test, cuda, tpu); it holds the fingerprint it was installed with
 owner=$venv/made-for # the folder that .venv was made for; "unfinished" while it is being made
 
-say() { printf 'launch/%s: %s\n' "${0##*/}" "$*" >&2; }
+say() { printf 'launch/%s: %s\n' "$script_name" "$*" >&2; }
 
 stop() { # exit code, message
   say "${*:2}"
@@ -99,4 +101,16 @@ ensure_installed() { # extras; quick when nothing changed. The lock is for two s
     flock -n 9 || { say "waiting for another installation into .venv" && flock 9; } || say "no lock here, going on"
     install_parts base "$@"
   ) 9<"$root/pyproject.toml" || exit
+}
+
+child='' # the command that attend waits for
+
+attend() { # command; waits for it in such a way that traps run at once; returns its exit code
+  local status=0
+  "$@" <&0 &
+  child=$!
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done # a signal cuts a wait short
+  wait "$child" || status=$?
+  child=''
+  return "$status"
 }

@@ -19,14 +19,11 @@ for word; do
   previous=$word
 done
 
-# In the background, because bash would otherwise keep a SIGTERM to itself until training has ended. Where a terminal or a
+# Not in the foreground, because bash would keep a SIGTERM to itself until training has ended. Where a terminal or a
 # scheduler signals both processes, train gets two: to it a second request to stop changes nothing.
-"$python" -m angpt_jax.train "$@" <&0 &
-train=$!
-trap 'kill -TERM "$train" 2>/dev/null || true' TERM INT
-while kill -0 "$train" 2>/dev/null; do wait "$train" || true; done # a signal cuts a wait short
+trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
 status=0
-wait "$train" || status=$?
+attend "$python" -m angpt_jax.train "$@" || status=$?
 trap - TERM INT
 
 [[ $status == 0 && $sample == true ]] || exit "$status"

@@ -22,10 +22,10 @@ RUN_KEYS = (
     "steps, dir, stop_at_step, log_every_steps, instrument_every_steps, eval_every_steps, checkpoint_every_steps, "
     "keep_latest, keep_every_steps, seed, resume"
 )
-TOP_KEYS = "model, optim, data, run, mesh, dry_run"
+TOP_KEYS = "model, optim, data, run, mesh, distributed, dry_run"
 MODEL_KEYS = (
     "arch, width, layers, heads, vocab, context, feed_forward, kv_heads, tied_embeddings, rope_theta, compute_dtype, "
-    "scan_layers, remat, places"
+    "scan_layers, remat, attention, loss_vocab_chunk, places"
 )
 
 

@@ -15,7 +15,8 @@ ONE_LINE: list[tuple[str, str]] = [
     (
         "--model.d_modle 64",
         "model.d_modle: unknown key; the keys of model are arch, width, layers, heads, vocab, context, feed_forward, "
-        "kv_heads, tied_embeddings, rope_theta, compute_dtype, scan_layers, remat, places",
+        "kv_heads, tied_embeddings, rope_theta, compute_dtype, scan_layers, remat, "
+        "attention, loss_vocab_chunk, places",
     ),
     ("--run.steps abc", "run.steps: expected int, got 'abc'"),
     (
@@ -43,6 +44,10 @@ ONE_LINE: list[tuple[str, str]] = [
     (
         "--data.batch_size 9",
         "data.batch_size: must be a multiple of mesh.replica * mesh.fsdp, got 9 with 8; 8 or 16 would do",
+    ),
+    (
+        "--distributed.coordinator localhost:1 --distributed.processes 2 --distributed.process 2",
+        "distributed.process: must be >= 0 and < distributed.processes, got 2 with 2 processes; 0 … 1",
     ),
     ("--optim.peak_lr -1", "optim.peak_lr: must be a finite number > 0, got -1.0"),
     ("--optim.peak_lr nan", "optim.peak_lr: must be a finite number > 0, got nan"),

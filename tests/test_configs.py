@@ -14,7 +14,8 @@ from angpt_jax.config import Config
 from angpt_jax.model import Decoder
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-SIZED = [path for path in CONFIGS if not path.stem.startswith("default")]
+PODS = {"angpt_1b_v5e_256": 256, "angpt_1b_v5p_1024": 1024, "angpt_1b_8xh100": 8}  # devices
+SIZED = [path for path in CONFIGS if not path.stem.startswith("default") and path.stem not in PODS]
 
 
 def parse(path: Path) -> Config:
@@ -47,7 +48,7 @@ def test_there_are_twins_of_every_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in CONFIGS if path.stem == "default" or path.stem.startswith("angpt_")], ids=lambda p: p.stem
+    "path", [path for path in CONFIGS if path.stem == "default" or path in SIZED and "angpt_" in path.stem], ids=str
 )
 def test_twins_differ_in_architecture_inits_and_learning_rate_only(path: Path) -> None:
     angpt = parse(path)
@@ -61,3 +62,16 @@ def test_twins_differ_in_architecture_inits_and_learning_rate_only(path: Path) -
             optim=replace(twin.optim, peak_lr=angpt.optim.peak_lr),
         )
         assert same == angpt
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_config_for_a_pod_is_the_model_of_its_size_on_that_many_devices(name: str) -> None:
+    pod, plain = (parse(CONFIGS[0].with_stem(stem)) for stem in (name, "angpt_1b"))
+    assert rules.check(pod, PODS[name]) == []
+    tokens = pod.run.steps * pod.data.batch_size
+    assert tokens == pytest.approx(plain.run.steps * plain.data.batch_size, rel=1e-3)
+    model = replace(pod.model, remat=plain.model.remat, loss_vocab_chunk=None)
+    optim = replace(pod.optim, micro_batches=1)
+    data = replace(pod.data, batch_size=plain.data.batch_size)
+    run = replace(pod.run, steps=plain.run.steps)
+    assert replace(pod, model=model, optim=optim, data=data, run=run, mesh=plain.mesh) == plain

@@ -68,7 +68,7 @@ def batches() -> Iterator[dict[str, np.ndarray]]:
 
 def compiled_step(built: experiment.Experiment) -> tuple[Any, float]:
     """The train step, and the seconds that it took; never from the compile cache."""
-    lies = sharding.batch_sharding(built.mesh)
+    lies = sharding.batch_sharding(built.layout)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lies), next(batches()))
     step = jax.jit(
         make_train_step(built.model, built.tx, built.schedule),
@@ -91,7 +91,7 @@ def deep(arch: str) -> Deep:
     resolved, recipe, sizes = experiment.resolved(config(arch))
     built = experiment.build(resolved, recipe, sizes)
     step, seconds = compiled_step(built)
-    state, put = experiment.initial_state(built, resolved), sharding.batch_putter(built.mesh)
+    state, put = experiment.initial_state(built, resolved), sharding.batch_putter(built.layout, BATCH)
 
     @jax.jit
     def streams(params: Any, tokens_BL: jax.Array) -> jax.Array:

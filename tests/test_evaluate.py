@@ -12,12 +12,13 @@ import pytest
 from conftest import EVEN, tiny
 from token_streams import write_stream
 
+from angpt_jax import ops
 from angpt_jax.config import MeshConfig
 from angpt_jax.data.pipeline import Order, Packing, ValidationSet, train_batches, validation_windows
 from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.data.tokens import Weighted
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, evaluate, make_window_nats
-from angpt_jax.sharding import batch_putter, make_mesh
+from angpt_jax.sharding import batch_putter, make_layout
 
 BYTES = 257
 
@@ -30,6 +31,9 @@ class Bigram(nn.Module):
     @nn.compact
     def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
         return self.param("table", nn.initializers.normal(1.0), (self.vocab, self.vocab))[tokens_BL]
+
+    def nats(self, tokens_BL: jax.Array, segments_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
+        return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
 
 
 def parameters(model: nn.Module) -> Any:
@@ -71,7 +75,7 @@ def test_the_same_loss_for_any_batch_size_on_eight_devices_and_on_one(
     model = Bigram()
     params = parameters(model)
     total = expected(params, validation.tokens, validation.weights)
-    puts = [batch_putter(make_mesh(MeshConfig())), as_they_are]
+    puts = [batch_putter(make_layout(MeshConfig()), batch_size), as_they_are]
     for put in puts:
         result = evaluate(make_window_nats(model), params, validation, batch_size, put)
         assert result.loss == pytest.approx(total / 62, rel=1e-6)
@@ -86,7 +90,7 @@ def test_a_decoder_has_the_same_loss_for_any_batch_size_and_number_of_devices(tm
     windows = validation_windows(write_stream(tmp_path, documents), ByteTokenizer(), 12, 10_000)
     window_nats = make_window_nats(model.model)
     losses = [evaluate(window_nats, model.random, windows, batch_size, as_they_are).loss for batch_size in (1, 3, 8)]
-    losses.append(evaluate(window_nats, model.random, windows, 8, batch_putter(make_mesh(MeshConfig()))).loss)
+    losses.append(evaluate(window_nats, model.random, windows, 8, batch_putter(make_layout(MeshConfig()), 8)).loss)
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
     whole: Any = {"tokens": windows.tokens, "segments": windows.segments, "weights": windows.weights}
     total = float(np.asarray(window_nats(model.random, whole), float).sum())

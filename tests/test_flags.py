@@ -59,7 +59,10 @@ BAD_FLAGS: list[tuple[list[str], list[str]]] = [
     (["--run.dir.x", "3"], ["run.dir.x: unknown key; run.dir has no keys of its own"]),
     (["--model.places..x", "3"], ["model.places..x: unknown key; names are printable text"]),
     (["--model.places.a\nb", "3"], [r"'model.places.a\nb': unknown key; names are printable text"]),
-    (["--mesh", "{fsdp: 2}"], ["mesh: is a section, not a value; its keys are replica, fsdp, tensor"]),
+    (
+        ["--mesh", "{fsdp: 2}"],
+        ["mesh: is a section, not a value; its keys are replica, fsdp, tensor, context, preset, rules"],
+    ),
     (["--run.steps", "abc"], ["run.steps: expected int, got 'abc'"]),
     (["--run.steps", "1e3"], ["run.steps: expected int, got 1000.0; write whole numbers as 1000 or 1_000"]),
     (["--run.steps=1.5"], ["run.steps: expected int, got 1.5; write whole numbers as 1000 or 1_000"]),

@@ -17,7 +17,7 @@ from angpt_jax import ops
 from angpt_jax.arch import Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.measure import COLLECTION
-from angpt_jax.model import Block, Decoder
+from angpt_jax.model import Block, Decoder, How
 from angpt_jax.parts.pointwise import Derf, DyT, HeadScale
 from angpt_jax.parts.residual import Geodesic
 
@@ -74,9 +74,9 @@ def block_calls(recipe: str) -> Callable[[Any, float], dict[str, tuple[Any, Arra
             return result
 
         variables = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
-        mask, angles = ops.attention_mask(length, None), ops.rotary_angles(length, SIZES.head_width, 10_000.0)
+        angles = ops.rotary_angles(length, SIZES.head_width, 10_000.0)
         with nn.intercept_methods(remember):
-            Block(model.arch, model.sizes, jnp.float32).apply(variables, h_BLD, layer, mask, angles)
+            Block(model.arch, model.sizes, How()).apply(variables, h_BLD, layer, None, angles)
         return seen
 
     return lambda params, layer: run(params, jnp.float32(layer))

@@ -15,7 +15,7 @@ from conftest import by_path, tiny
 from angpt_jax import ops
 from angpt_jax.arch import Sizes
 from angpt_jax.archs.angpt import angpt
-from angpt_jax.model import MLP, Block, Decoder
+from angpt_jax.model import MLP, Block, Decoder, How
 from angpt_jax.places import override
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -61,9 +61,9 @@ def first_layer(width: int, length: int) -> dict[str, Any]:
         seen.clear()
         h_BLD = params["embedding"][distinct_tokens(length)]
         layer = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
-        mask, angles = ops.attention_mask(length, None), ops.rotary_angles(length, HEAD_WIDTH, 10_000.0)
+        angles, how = ops.rotary_angles(length, HEAD_WIDTH, 10_000.0), How()
         with nn.intercept_methods(remember):
-            Block(arch, sizes(width), jnp.float32).apply(layer, h_BLD, jnp.float32(1), mask, angles)
+            Block(arch, sizes(width), how).apply(layer, h_BLD, jnp.float32(1), None, angles)
         return dict(seen)
 
     return jax.jit(run)(params)
@@ -106,7 +106,7 @@ def test_scores_have_std_one_only_with_the_right_softmax_scale(width, places, ex
 def test_norm_of_the_stream_after_24_layers(alpha, with_nu, dtype, expected):
     residual = {"part": "approximate_lerp" if with_nu else "lerp", "alpha_init": alpha}
     arch = override(angpt(sizes(256, 24)), {"residual": residual}, sizes(256, 24))
-    model = Decoder(arch, sizes(256, 24), dtype=dtype)
+    model = Decoder(arch, sizes(256, 24), how=How(dtype))
 
     @jax.jit
     def stream(params: Any) -> Any:
@@ -147,7 +147,7 @@ def activation_norms(width: int, gate_scale: float | None = None) -> np.ndarray:
     @jax.jit
     def run() -> Any:
         x_BLD = jax.random.normal(jax.random.key(1), (1, 512, width))
-        mlp = MLP(arch, sizes(width), jnp.float32)
+        mlp = MLP(arch, sizes(width), How())
         seen: Any = mlp.init_with_output(jax.random.key(0), ops.unit_norm(x_BLD), capture_intermediates=True)[1]
         return arch.nu.activation * seen["intermediates"]["gating"]["__call__"][0]
 

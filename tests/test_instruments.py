@@ -94,8 +94,9 @@ def test_norms_are_those_of_the_forward_pass():
     w_DF = np.asarray(params["layers"]["mlp"]["up"])
     assert norms["attention_stream"]["mean"][0] == pytest.approx(1, rel=1e-5)
     assert norms["attention_stream"]["std"][0] == pytest.approx(0, abs=1e-5)
-    w_DHK = np.asarray(params["layers"]["attention"]["query"])[0]
-    q = np.linalg.norm(built.model.arch.nu.query * np.einsum("bld,dhk->blhk", h_BLD, w_DHK), axis=-1)
+    w_DE = np.asarray(params["layers"]["attention"]["query"])[0]
+    q_BLHK = (built.model.arch.nu.query * h_BLD @ w_DE).reshape(*tokens.shape, SIZES.heads, SIZES.head_width)
+    q = np.linalg.norm(q_BLHK, axis=-1)
     assert norms["q"]["mean"][0] == pytest.approx(q.mean(), rel=1e-4)
     assert norms["q"]["std"][0] == pytest.approx(q.std(), rel=1e-3)
     assert w_DF.shape[0] == len(norms["u"]["mean"])

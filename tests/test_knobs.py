@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from angpt_jax.config import Config
-from angpt_jax.sharding import MESH_AXES
+from angpt_jax.meshes import AXES
 
 PACKAGE = Path(__file__).parent.parent / "angpt_jax"
 
@@ -28,10 +28,10 @@ def attributes_read() -> set[str]:
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-@pytest.mark.parametrize("knob", [name for name in knobs(Config) if name not in ("replica", "fsdp", "tensor")])
+@pytest.mark.parametrize("knob", [name for name in knobs(Config) if name not in AXES])
 def test_each_knob_is_read(knob: str) -> None:
     assert knob in attributes_read()
 
 
 def test_mesh_axes_are_read_by_name() -> None:
-    assert MESH_AXES == ("replica", "fsdp", "tensor")
+    assert AXES == ("replica", "fsdp", "tensor", "context")

@@ -1,96 +1,16 @@
-"""launch/*.sh with a false Python that writes down what it is called with: no network, nothing installed."""
+"""launch/local.sh and launch/test.sh with a false Python that writes down what it is called with."""
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
+from launch_machine import FALSE_PYTHON, ROOT, Machine
 
-ROOT = Path(__file__).parent.parent
 SCRIPTS = ["launch/lib.sh", "launch/local.sh", "launch/test.sh", ".ci/run"]
-TOOLS = "bash basename cat cp dirname env flock grep mkdir rm sha256sum sleep timeout".split()
-FALSE_PYTHON = r"""#!/usr/bin/env bash
-case "$*" in
-  *'version_info[:3]'*) echo "${FALSE_VERSION:-3.11.9}"; exit ;;
-  *'version_info < '*) [[ ${FALSE_VERSION:-3.11.9} != 3.9.* ]]; exit ;;
-  *'import venv, ensurepip'*) exit "${FALSE_VENV_STATUS:-0}" ;;
-  *'print(sys.version)'*) echo "3.11.9 (false)"; exit ;;
-esac
-echo "${*:2}" >>"$CALLS"
-case "$*" in
-  '-m venv'*) rm -rf "${!#}" && mkdir -p "${!#}/bin" && cp "$0" "${!#}/bin/python" ;;
-  "-m ${FALSE_HANG:-none}"*)
-    trap 'exit 75' TERM
-    echo hanging >>"$CALLS"
-    while :; do sleep 0.02; done ;;
-  '-m pytest'*) echo "3 passed in 0.01s" ;;
-esac
-[[ "$*" != "-m ${FALSE_FAIL:-none}"* ]] || exit "$FALSE_STATUS"
-"""
-
-
-# Where the tests run in the background of a shell, SIGINT is ignored, and a script could not trap it.
-HEAR_SIGINT = [str(shutil.which("env")), "--default-signal=INT"]
-
-
-class Machine:
-    """A copy of what the scripts need, in a folder with a space, on a PATH with a few tools and a false python3."""
-
-    def __init__(self, folder: Path):
-        self.root, self.tools, self.calls_file = folder / "a copy", folder / "bin", folder / "calls"
-        for name in [*SCRIPTS, "pyproject.toml", "constraints.txt"]:
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, self.root / name)
-        self.tools.mkdir()
-        for name in TOOLS:
-            (self.tools / name).symlink_to(shutil.which(name) or f"{name} is missing")
-        self.tool("python3", FALSE_PYTHON)
-
-    def tool(self, name: str, text: str) -> None:
-        (self.tools / name).write_text(text)
-        (self.tools / name).chmod(0o755)
-
-    def start(self, script: str, *flags: str, **environment: str) -> subprocess.Popen[str]:
-        """The script in the background, in its own process group, called from another folder."""
-        self.calls_file.write_text("")
-        env = {"PATH": str(self.tools), "CALLS": str(self.calls_file), "ANGPT_ACCELERATOR": "cpu"} | environment
-        command = [str(self.tools / "bash"), str(self.root / script), *flags]
-        null, pipe = subprocess.DEVNULL, subprocess.PIPE
-        return subprocess.Popen(
-            [*HEAR_SIGINT, *command],
-            cwd="/",
-            env=env,
-            text=True,
-            start_new_session=True,
-            stdin=null,
-            stdout=pipe,
-            stderr=pipe,
-        )
-
-    def run(self, script: str, *flags: str, **environment: str) -> tuple[int, str, str]:
-        process = self.start(script, *flags, **environment)
-        output, errors = process.communicate(timeout=60)
-        return process.returncode, output, errors
-
-    def calls(self) -> list[str]:
-        return self.calls_file.read_text().splitlines()
-
-    def modules(self) -> list[str]:
-        return [call.split()[0] for call in self.calls()]
-
-    def stamps(self) -> list[str]:
-        return sorted(path.name for path in self.root.glob(".venv/stamps/*"))
-
-    def wait_until_hanging(self) -> None:
-        end = time.monotonic() + 30
-        while "hanging" not in self.calls():
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ import optax
 import pytest
 from conftest import BATCH, EVEN, LENGTH, SIZES, by_path, even_batch, loss_and_gradients, random_batch, tiny
 
-from angpt_jax import cli, experiment, optim
+from angpt_jax import cli, experiment, meshes, optim
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
 from angpt_jax.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from angpt_jax.model import Decoder
-from angpt_jax.sharding import RULES
+from angpt_jax.model import Decoder, How
 from angpt_jax.step import nats
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -111,7 +110,7 @@ def test_layers_computed_again_need_less_memory():
 @every_recipe
 def test_parameters_and_logits_are_float32(recipe):
     for dtype in (jnp.float32, jnp.bfloat16):
-        model = tiny(recipe, dtype=dtype)
+        model = tiny(recipe, how=How(dtype))
         for path, leaf in by_path(nn.meta.unbox(model.boxed)).items():
             assert leaf.dtype == jnp.float32 and not leaf.weak_type, path
         logits_BLV = model.logits(model.random, TOKENS_BL)
@@ -121,7 +120,7 @@ def test_parameters_and_logits_are_float32(recipe):
 
 @every_recipe
 def test_every_product_takes_operands_of_the_compute_dtype(recipe):
-    model = tiny(recipe, dtype=jnp.bfloat16)
+    model = tiny(recipe, how=How(jnp.bfloat16))
     apply = jax.jit(lambda params: model.model.apply({"params": params}, TOKENS_BL, TOKENS_BL))
     program = apply.lower(nn.meta.unbox(model.boxed)).as_text()
     products = PRODUCT.findall(program)
@@ -132,7 +131,7 @@ def test_every_product_takes_operands_of_the_compute_dtype(recipe):
 
 @every_recipe
 def test_bfloat16_is_close_to_float32(recipe):
-    exact, rounded = (tiny(recipe, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    exact, rounded = (tiny(recipe, how=How(dtype)) for dtype in (jnp.float32, jnp.bfloat16))
     expected = exact.logits(exact.random, TOKENS_BL)
     error = rounded.logits(exact.random, TOKENS_BL) - expected
     assert 1e-4 < error.std() / expected.std() < 0.02  # a single rounding: up to 2⁻⁹ = 0.002
@@ -161,7 +160,7 @@ def test_every_axis_of_every_parameter_has_a_name_and_a_place_on_the_mesh(recipe
     assert shapes.keys() == axes.keys()
     for path, axis in axes.items():
         assert isinstance(axis, Axes) and len(axis.names) == shapes[path].ndim, path
-        assert set(axis.inputs) <= set(axis.names) <= set(RULES), path
+        assert set(axis.inputs) <= set(axis.names) <= set(meshes.LOGICAL), path
         assert axis.role == path.rpartition("/")[2], path
 
 

@@ -23,16 +23,16 @@ from angpt_jax.step import TrainState, make_train_step
 INPUT_SIDE = {
     "embedding": (1,),  # (V, D)
     "head": (0,),  # (D, V)
-    "layers/attention/query": (1,),  # (N, D, H, K)
+    "layers/attention/query": (1,),  # (N, D, H·K)
     "layers/attention/key": (1,),
     "layers/attention/value": (1,),
-    "layers/attention/attention_out": (1, 2),  # (N, H, K, D)
+    "layers/attention/attention_out": (1,),  # (N, H·K, D)
     "layers/mlp/up": (1,),  # (N, D, F)
     "layers/mlp/gate": (1,),
     "layers/mlp/down": (1,),  # (N, F, D)
 }
 # The embedding dimension D: what nGPT normalizes; for the two maps that write to the stream it is the output side.
-EMBEDDING_DIMENSION = INPUT_SIDE | {"layers/attention/attention_out": (3,), "layers/mlp/down": (2,)}
+EMBEDDING_DIMENSION = INPUT_SIDE | {"layers/attention/attention_out": (2,), "layers/mlp/down": (2,)}
 ROWS = {  # of W, the output side: what a matrix with unit rows has the Frobenius norm of, squared
     "embedding": SIZES.vocab,
     "head": SIZES.vocab,
@@ -45,7 +45,7 @@ ROWS = {  # of W, the output side: what a matrix with unit rows has the Frobeniu
     "layers/mlp/down": SIZES.width,
 }
 BALL, SPHERE = optim.project_rows_to_unit_ball, optim.normalize_rows_to_unit_sphere
-CASES = {
+CASES: dict[str, tuple[str, Any, Any, Any]] = {
     "ball, rows of W": ("angpt", BALL, "inputs", INPUT_SIDE),
     "ball, embedding dimension": ("ngpt", BALL, "embed", EMBEDDING_DIMENSION),
     "sphere, embedding dimension": ("ngpt", SPHERE, "embed", EMBEDDING_DIMENSION),

@@ -24,7 +24,7 @@ from angpt_jax.axes import Annotated, Axes
 from angpt_jax.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from angpt_jax.errors import UserError
 from angpt_jax.form import flatten
-from angpt_jax.model import Block, Decoder
+from angpt_jax.model import Block, Decoder, How
 from angpt_jax.nu import ACTIVATIONS, Nu, activation_nu
 from angpt_jax.part import Part, Split, part, setting_types
 from angpt_jax.parts import PARTS, gate, head, norms, pointwise, qk, residual
@@ -204,7 +204,7 @@ def test_null_takes_a_switch_of_an_earlier_file_back(tmp_path):
 @pytest.mark.parametrize(
     "flags, changed",
     [
-        (["--model.kv_heads", "2"], {"layers/attention/key": (2, 24, 2, 4), "layers/attention/value": (2, 24, 2, 4)}),
+        (["--model.kv_heads", "2"], {"layers/attention/key": (2, 24, 8), "layers/attention/value": (2, 24, 8)}),
         (["--model.tied_embeddings", "true"], {"head": None}),
         (
             ["--model.feed_forward", "60"],
@@ -386,8 +386,8 @@ STREAM_BLD = np.random.default_rng(1).standard_normal((2, 5, 24)).astype(np.floa
 
 
 @cache
-def settings_of_attention() -> tuple[Array, Array]:
-    return ops.attention_mask(5, None), ops.rotary_angles(5, SIZES.head_width, SIZES.rope_theta)
+def settings_of_attention() -> tuple[None, Array]:
+    return None, ops.rotary_angles(5, SIZES.head_width, SIZES.rope_theta)
 
 
 def drawn(boxed: Any) -> Any:
@@ -410,13 +410,13 @@ def drawn(boxed: Any) -> Any:
 
 def block_output(arch: Arch, variables: Any) -> Array:
     """The stream behind layer 2, op by op: tiny arrays need no compiler."""
-    block = Block(arch, SIZES, jnp.float32)
+    block = Block(arch, SIZES, How())
     outputs: Any = block.apply(variables, STREAM_BLD, jnp.float32(2), *settings_of_attention())
     return outputs[0]
 
 
 def first_variables(arch: Arch) -> Any:
-    key, block = jax.random.key(0), Block(arch, SIZES, jnp.float32)
+    key, block = jax.random.key(0), Block(arch, SIZES, How())
     return block.init(key, STREAM_BLD, jnp.float32(2), *settings_of_attention())
 
 
@@ -445,10 +445,10 @@ def step_outcome(constraint: Constraint) -> dict[str, Any]:
     """An update of matrices with short and long vectors."""
     axes = {
         "down": Axes("down", ("feed_forward", "embed"), inputs=("feed_forward",)),
-        "query": Axes("query", ("embed", "heads", "head_dim"), inputs=("embed",)),
+        "query": Axes("query", ("embed", "heads"), inputs=("embed",)),
     }
     rng = np.random.default_rng(0)
-    params = {"down": rng.standard_normal((4, 3)), "query": 0.1 * rng.standard_normal((3, 2, 2))}
+    params = {"down": rng.standard_normal((4, 3)), "query": 0.1 * rng.standard_normal((3, 4))}
     params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), params)
     config = OptimConfig(1e-3, weight_decay=0.0, clip_norm="none")
     tx = optim.build(config, optax.constant_schedule(1e-3), constraint, axes)

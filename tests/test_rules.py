@@ -105,10 +105,45 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"run.dir": "a\0b"}, [r"run.dir: must be printable text (no newline or NUL), got 'a\x00b'"]),
     ({"data.source": "a\nb"}, [r"data.source: must be printable text (no newline or NUL), got 'a\nb'"]),
     ({"run.dir": "../../x"}, ["run.dir: must not contain '..', got '../../x'; give the folder itself"]),
+    (
+        {"run.dir": "gs://bucket/run"},
+        ["run.dir: must be a folder of a file system, got 'gs://bucket/run'; mount the bucket and give its folder"],
+    ),
     ({"run.dir": "a/.."}, ["run.dir: must not contain '..', got 'a/..'; give the folder itself"]),
     ({"run.dir": "r/" + "ä" * 101}, [f"run.dir: must have no part longer than 200 bytes, got 'r/{'ä' * 74}..."]),
     ({"mesh.fsdp": 0}, ["mesh.fsdp: must be >= 1, or -1 for all devices that are left, got 0"]),
     ({"mesh.tensor": -2}, ["mesh.tensor: must be >= 1, or -1 for all devices that are left, got -2"]),
+    ({"optim.micro_batches": 0}, ["optim.micro_batches: must be >= 1, got 0"]),
+    (
+        {"optim.micro_batches": 3},
+        ["data.batch_size: must be a multiple of optim.micro_batches, got 8 with 3; 6 or 9 would do"],
+    ),
+    ({"model.loss_vocab_chunk": 0}, ["model.loss_vocab_chunk: must be >= 1, got 0"]),
+    (
+        {"model.remat": ["attention", "keys"]},
+        [
+            "model.remat: no array of a layer, got 'keys'; none, full or a list of query, key, value, attention, "
+            "attention_out, up, gate, hidden, down"
+        ],
+    ),
+    (
+        {"mesh.rules": {"width": "fsdp"}},
+        [
+            "mesh.rules.width: no axis of an array, got 'fsdp'; one of batch, length, embed, vocab, heads, kv_heads, "
+            "feed_forward, head_dim, layers"
+        ],
+    ),
+    (
+        {"mesh.rules": {"embed": "data"}},
+        [
+            "mesh.rules.embed: must be mesh axes, got 'data'; one of replica, fsdp, tensor, context, a list of them, "
+            "or null"
+        ],
+    ),
+    (
+        {"mesh.rules": {"vocab": ["tensor", "tensor"]}},
+        ["mesh.rules.vocab: must name each mesh axis once, got ['tensor', 'tensor']"],
+    ),
     ({"mesh.replica": -1}, ["mesh.replica: only one mesh axis can be -1, got -1 also for mesh.fsdp"]),
     (
         {"mesh.fsdp": 16},
@@ -134,24 +169,24 @@ MESHES: list[tuple[int, dict[str, Any], list[str]]] = [
         8,
         {"mesh.replica": 4, "mesh.fsdp": 4, "data.batch_size": 16},
         [
-            "mesh: replica * fsdp * tensor must be the 8 devices there are, got 4 * 4 * 1 = 16; "
-            "2 * 4 * 1, 4 * 2 * 1, 1 * 4 * 2 would do"
+            "mesh: replica * fsdp * tensor * context must be the 8 devices there are, got 4 * 4 * 1 * 1 = 16; "
+            "2 * 4 * 1 * 1, 4 * 2 * 1 * 1, 1 * 4 * 2 * 1 would do"
         ],
     ),
     (
         8,
         {"mesh.replica": 2, "mesh.fsdp": 2},
         [
-            "mesh: replica * fsdp * tensor must be the 8 devices there are, got 2 * 2 * 1 = 4; "
-            "2 * 2 * 2, 2 * 4 * 1, 4 * 2 * 1 would do"
+            "mesh: replica * fsdp * tensor * context must be the 8 devices there are, got 2 * 2 * 1 * 1 = 4; "
+            "2 * 2 * 2 * 1, 2 * 4 * 1 * 1, 4 * 2 * 1 * 1 would do"
         ],
     ),
     (
         8,
         {"mesh.replica": 3},
         [
-            "mesh: replica * fsdp * tensor must be the 8 devices there are, got 3 * -1 * 1; "
-            "4 * 2 * 1, 2 * 4 * 1, 4 * 1 * 2 would do"
+            "mesh: replica * fsdp * tensor * context must be the 8 devices there are, got 3 * -1 * 1 * 1; "
+            "4 * 2 * 1 * 1, 2 * 4 * 1 * 1, 4 * 1 * 2 * 1 would do"
         ],
     ),
     (
@@ -163,6 +198,52 @@ MESHES: list[tuple[int, dict[str, Any], list[str]]] = [
         3,
         {"data.batch_size": 3, "model.width": 80},
         ["model.width: must be a multiple of mesh.fsdp, got 80 with 3; 72 or 96 would do"],
+    ),
+    (
+        8,
+        {"mesh.replica": 2, "mesh.fsdp": 2, "mesh.context": 2},
+        ["mesh.context: preset fsdp_tensor splits nothing over it, got 2; context does"],
+    ),
+    (
+        8,
+        {"mesh.tensor": 2, "mesh.preset": "fsdp", "data.batch_size": 12},
+        ["mesh.tensor: preset fsdp splits nothing over it, got 2; fsdp_tensor or context does"],
+    ),
+    (
+        8,
+        {"mesh.fsdp": 4, "mesh.context": 2, "mesh.preset": "context", "model.context": 33},
+        ["model.context: must be a multiple of mesh.context, got 33 with 2; 32 or 34 would do"],
+    ),
+    (
+        8,
+        {"mesh.rules": {"vocab": "fsdp"}},
+        ["mesh.rules.vocab: an array has it together with embed, got fsdp for both; change one"],
+    ),
+    (
+        8,
+        {"mesh.rules": {"embed": None, "vocab": "fsdp"}, "model.vocab": 257},
+        ["model.vocab: must be a multiple of mesh.fsdp, got 257 with 8; 256 or 264 would do"],
+    ),
+    (
+        8,
+        {"optim.micro_batches": 2},
+        [
+            "data.batch_size: must be a multiple of mesh.replica * mesh.fsdp * optim.micro_batches, got 8 with 16; "
+            "16 would do"
+        ],
+    ),
+    (
+        1,
+        {"model.loss_vocab_chunk": 100},
+        ["model.loss_vocab_chunk: must divide model.vocab, got 100 with 256; 64, 128, 256 would do"],
+    ),
+    (
+        8,
+        {"model.loss_vocab_chunk": 2, "mesh.fsdp": 2, "mesh.tensor": 4},
+        [
+            "model.loss_vocab_chunk: must divide model.vocab and be a multiple of mesh.tensor = 4, got 2 with 256; "
+            "4, 8, 16 would do"
+        ],
     ),
     (
         3,
@@ -180,6 +261,17 @@ def test_a_mesh_that_does_not_fit_is_named(devices: int, values: dict[str, Any],
     assert rules.check(changed(values), devices) == lines
 
 
+def test_slices_divide_the_replicas_alone():
+    assert rules.check(changed({"data.batch_size": 32}), 32, 2) == [
+        "mesh.replica: must be a multiple of the 2 slices that the devices are in, got 1; mesh 2 * 16 * 1 * 1, "
+        "2 * 8 * 2 * 1, 4 * 8 * 1 * 1 would do"
+    ]
+    assert rules.check(changed({"data.batch_size": 32, "mesh.replica": 2}), 32, 2) == []
+    assert rules.check(changed({"data.batch_size": 32, "mesh.replica": 3}), 32, 2)[0].endswith(
+        "4 * 8 * 1 * 1, 2 * 16 * 1 * 1, 4 * 4 * 2 * 1 would do"
+    )
+
+
 FINE: list[tuple[int | None, dict[str, Any]]] = [
     (None, {}),
     (1, {}),
@@ -191,6 +283,11 @@ FINE: list[tuple[int | None, dict[str, Any]]] = [
     (None, {"run.seed": 2**32 - 1, "run.stop_at_step": 100, "run.dir": "/data/runs/a..b", "run.keep_every_steps": 1}),
     (8, {"mesh.replica": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
     (8, {"mesh.replica": -1, "mesh.fsdp": 2}),
+    (8, {"mesh.context": 4, "mesh.preset": "context"}),
+    (8, {"mesh.preset": "data_parallel", "model.width": 88}),
+    (8, {"mesh.rules": {"embed": None, "vocab": "fsdp", "heads": ["replica", "tensor"]}}),
+    (8, {"model.loss_vocab_chunk": 64, "model.remat": ["attention", "up"], "mesh.fsdp": 4, "mesh.tensor": 2}),
+    (8, {"optim.micro_batches": 2, "data.batch_size": 16}),
 ]
 
 
