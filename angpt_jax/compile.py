@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from angpt_jax import cli, rules, topologies
+from angpt_jax import cli, rules
+from angpt_jax.ahead import topologies
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError
 from angpt_jax.files import write_whole
@@ -55,21 +56,20 @@ def compile_step(config: CompileConfig, name: str) -> int:
     cli.raise_problems([*own, *rules.check(config)])
     if config.topology:
         os.environ.update(TPU_COMPILER)
-    from angpt_jax import (  # not before: JAX reads the environment, and takes a second to load
-        ahead,
-        ahead_report,
-        compile_table,
-    )
+    # Not before: JAX reads the environment, and takes a second to load.
+    from angpt_jax.ahead.report import report
+    from angpt_jax.ahead.step import prepare
+    from angpt_jax.ahead.table import table
 
-    prepared = ahead.prepare(config, config.topology, config.slices)
-    report: dict[str, Any] = {"config": name} | ahead_report.report(prepared, config.topology, config.largest_batch)
-    print(compile_table.table(report))
+    prepared = prepare(config, config.topology, config.slices)
+    found: dict[str, Any] = {"config": name} | report(prepared, config.topology, config.largest_batch)
+    print(table(found))
     if config.json is not None:
         try:
-            write_whole(Path(config.json), json.dumps(report, indent=2) + "\n")
+            write_whole(Path(config.json), json.dumps(found, indent=2) + "\n")
         except OSError as error:
             raise StorageError(f"json: can't be written ({error.strerror}), got {show(config.json)}") from error
-    return TOO_LARGE if report["memory"]["fits"] is False else 0
+    return TOO_LARGE if found["memory"]["fits"] is False else 0
 
 
 def check_json(path: str | None) -> Iterator[str]:

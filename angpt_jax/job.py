@@ -16,7 +16,7 @@ from angpt_jax.data.pipeline import Order
 from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
-from angpt_jax.group import Group
+from angpt_jax.processes.group import Group
 
 # What may differ between the processes of a run: where things lie on their machines, and which of them each is.
 OF_A_PROCESS = ("data.cache_dir", "data.workers", "distributed.", "run.dir")

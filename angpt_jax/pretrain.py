@@ -10,17 +10,18 @@ from typing import Any
 import grain
 import jax
 
-from angpt_jax import distributed, dry_run, experiment, flops, placement, run_dir, sharding
+from angpt_jax import dry_run, experiment, flops, placement, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.errors import UserError
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
-from angpt_jax.group import AgreedStop
 from angpt_jax.job import Job, assemble
 from angpt_jax.loop import InputBound, StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter, NoMetrics
+from angpt_jax.processes import distributed
+from angpt_jax.processes.group import AgreedStop
 from angpt_jax.progress import ProgressReport
 from angpt_jax.step import Batch, TrainState
 from angpt_jax.stopping import StopRequest

@@ -8,10 +8,11 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax import membership, mesh_rules, meshes
+from angpt_jax import mesh_rules, meshes
 from angpt_jax.config import SAVEABLE, Config, DistributedConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
 from angpt_jax.mesh_rules import near_multiples
+from angpt_jax.processes import membership
 from angpt_jax.schema import show
 
 LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkpoints append to it

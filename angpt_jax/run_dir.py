@@ -20,7 +20,7 @@ from angpt_jax import cli
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
-from angpt_jax.group import Group
+from angpt_jax.processes.group import Group
 
 # Fields that may change between two starts of one run: they don't touch what is computed.
 FREE = {

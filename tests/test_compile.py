@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from commands import Outcome, run_here, run_process, tree
 
-from angpt_jax import topologies
+from angpt_jax.ahead import topologies
+from angpt_jax.ahead.topologies import FAMILIES, shapes
 from angpt_jax.compile import CompileConfig, compile_step
 from angpt_jax.config import MeshConfig
-from angpt_jax.topologies import FAMILIES, shapes
 
 pod = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install -e '.[tpu]'"
@@ -94,12 +94,13 @@ def test_two_slices(workspace: Path):
 
 @pod
 def test_slices_divide_the_replicas_and_rows_of_chips_within_them(monkeypatch: pytest.MonkeyPatch):
-    from angpt_jax import ahead, sharding
+    from angpt_jax import sharding
+    from angpt_jax.ahead import step
     from angpt_jax.compile import TPU_COMPILER
 
     for name, value in TPU_COMPILER.items():
         monkeypatch.setenv(name, value)
-    mesh = sharding.make_mesh(MeshConfig(4, 8), ahead.tpu_devices("v5e:4x4", 2))
+    mesh = sharding.make_mesh(MeshConfig(4, 8), step.tpu_devices("v5e:4x4", 2))
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert slices.shape == (4, 8, 1, 1)
     assert slices[:, :, 0, 0].tolist() == [[0] * 8, [0] * 8, [1] * 8, [1] * 8]
@@ -139,13 +140,13 @@ def test_the_program_does_not_grow_with_depth(workspace: Path):
     ],
 )
 def test_each_generation_is_known_by_the_table(topology: str, chips: int, kind: str, monkeypatch: pytest.MonkeyPatch):
-    from angpt_jax import ahead
     from angpt_jax import chips as table
+    from angpt_jax.ahead import step
     from angpt_jax.compile import TPU_COMPILER
 
     for name, value in TPU_COMPILER.items():
         monkeypatch.setenv(name, value)
-    devices = ahead.tpu_devices(topology, 1)
+    devices = step.tpu_devices(topology, 1)
     assert (len(devices), devices[0].device_kind) == (chips, kind)
     found = table.find(kind)
     assert found and found.name == topology.partition(":")[0]

@@ -10,12 +10,13 @@ import pytest
 from orbax.checkpoint import multihost
 from processes import free_port
 
-from angpt_jax import cluster, distributed, membership, rendezvous, rules
-from angpt_jax.cluster import Cluster, cluster_of
+from angpt_jax import rules
 from angpt_jax.config import DistributedConfig
 from angpt_jax.errors import PeerError, StorageError, UserError
-from angpt_jax.group import ALONE, Group
-from angpt_jax.membership import Membership, find, problems, split_address
+from angpt_jax.processes import cluster, distributed, membership, rendezvous
+from angpt_jax.processes.cluster import Cluster, cluster_of
+from angpt_jax.processes.group import ALONE, Group
+from angpt_jax.processes.membership import Membership, find, problems, split_address
 
 SLURM = {
     "SLURM_JOB_ID": "7",

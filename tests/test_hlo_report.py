@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from angpt_jax import ahead, batch_search, chips, collectives, hlo, hlo_costs
-from angpt_jax.collectives import Collective, Places
-from angpt_jax.roofline import Work, roofline
+from angpt_jax import chips
+from angpt_jax.ahead import batch_search, collectives, costs, hlo, step
+from angpt_jax.ahead.collectives import Collective, Places
+from angpt_jax.ahead.roofline import Work, roofline
 
 A, B = 4, 2  # sizes of the mesh's axes
 PLACES = Places(("a", "b"), (A, B), (0, 0, 0, 0, 1, 1, 1, 1))  # axis a goes from one slice to the other
@@ -165,7 +166,7 @@ def test_what_the_tpu_compiler_writes_differently():
     assert (gather.kind, gather.sent_bytes, gather.whole_bytes) == ("all-gather", 7 * 8 * 2, 8 * 8 * 2)
     kept, sent, gathered = 8 * 8 * 4, 8 * 8 * 4, 8 * 2 + 8 * 8 * 2
     fetched, stored = 2 * 8 * 4, 2 * 64 * 8 * 4  # into a cache; from memory to memory
-    assert hlo_costs.traffic(program) == kept + sent + gathered + fetched + stored  # x lies in a cache
+    assert costs.traffic(program) == kept + sent + gathered + fetched + stored  # x lies in a cache
 
 
 LAYERS, ROWS_X, WIDTH = 6, 32, 64
@@ -181,24 +182,24 @@ def test_a_scan_of_products():
     program = compiled(
         lambda w, x: jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0], (LAYERS, WIDTH, WIDTH), (ROWS_X, WIDTH)
     )
-    assert hlo_costs.flops(program) == 2 * STACK * ROWS_X
+    assert costs.flops(program) == 2 * STACK * ROWS_X
     # Each layer is read at least once, and at most copied on the way; so is the stream. Not the stack for each layer.
     least = 4 * (STACK + LAYERS * 2 * STREAM)
     most = 4 * (3 * STACK + LAYERS * 4 * STREAM + 2 * STREAM)
-    assert least <= hlo_costs.traffic(program) <= most + 1000
+    assert least <= costs.traffic(program) <= most + 1000
 
 
 def test_an_update_in_place_is_not_the_whole_array():
     """The scan writes one row of the result at a time."""
     program = compiled(lambda x: jax.lax.scan(lambda c, x: (c, jnp.sin(x)), 0.0, x)[1], (1000, 64))
-    assert hlo_costs.traffic(program) < 10 * 4 * 1000 * 64  # the whole, a thousand times over, would be 1000 * …
+    assert costs.traffic(program) < 10 * 4 * 1000 * 64  # the whole, a thousand times over, would be 1000 * …
 
 
 def test_batched_products_and_those_over_two_axes():
     program = compiled(lambda x, y: jnp.einsum("blhk,bmhk->bhlm", x, y), (3, 5, 2, 4), (3, 7, 2, 4))
-    assert hlo_costs.flops(program) == 2 * 3 * 2 * 5 * 7 * 4
+    assert costs.flops(program) == 2 * 3 * 2 * 5 * 7 * 4
     program = compiled(lambda x, y: jnp.einsum("lhk,hkd->ld", x, y), (5, 2, 4), (2, 4, 6))
-    assert hlo_costs.flops(program) == 2 * 5 * 6 * 2 * 4
+    assert costs.flops(program) == 2 * 5 * 6 * 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_convolutions_count_what_meets_an_input(settings: dict[str, Any], sizes:
     convolve = partial(jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"), **settings)
     terms = np.asarray(convolve(*(jnp.ones(shape) for shape in shapes))).sum()
     program = compiled(convolve, *shapes)
-    assert hlo_costs.flops(program) == 2 * terms
+    assert costs.flops(program) == 2 * terms
 
 
 def test_the_roofline_by_hand():
@@ -278,6 +279,6 @@ def test_the_search_says_when_nothing_fits():
 
 
 def test_the_message_of_the_compiler_tells_how_much_is_needed():
-    error = ahead.DoesNotFit("RESOURCE_EXHAUSTED: Ran out (16.25G) exceeds available HBM (15.75G).\nmore")
+    error = step.DoesNotFit("RESOURCE_EXHAUSTED: Ran out (16.25G) exceeds available HBM (15.75G).\nmore")
     assert str(error) == "Ran out (16.25G) exceeds available HBM (15.75G)."
     assert error.needed == round(16.25 * 2**30)

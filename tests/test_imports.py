@@ -12,18 +12,18 @@ import angpt_jax
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
     "errors files nu axes part layout ops measure attention attention.choice attention.context attention.splash "
-    "chips hlo collectives hlo_costs batch_search",
+    "chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli cluster membership meshes mesh_rules rules topologies",
-    "optim sharding checkpoint metrics flops roofline progress unit_progress stopping run_dir rendezvous group "
-    "distributed nu.monte_carlo "
+    "config schema yaml_files form cli processes.cluster processes.membership meshes mesh_rules rules ahead.topologies",
+    "optim sharding checkpoint metrics flops ahead.roofline progress unit_progress stopping run_dir nu.monte_carlo "
+    "processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluate experiment placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain ahead ahead_report compile_table",
+    "job pretrain ahead.step ahead.report ahead.table",
     "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
@@ -31,14 +31,16 @@ COMMANDS = set(LEVELS[-1].split())
 # Within a level: who may import whom. A package's own modules may import each other.
 WITHIN = {
     0: [
-        *[("layout", "axes"), ("ops", "layout"), ("attention", "")],
-        *[("collectives", "hlo"), ("hlo_costs", "hlo"), ("hlo_costs", "collectives")],
+        ("layout", "axes"),
+        ("ops", "layout"),
+        ("attention", ""),
+        ("ahead", "ahead"),
     ],
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
-    4: [("data", "data"), ("data.build", "stopping"), ("distributed", "rendezvous"), ("", "group")],
-    6: [("pretrain", "job"), ("ahead_report", "ahead")],
+    4: [("data", "data"), ("data.build", "stopping"), ("processes", "processes"), ("", "processes.group")],
+    6: [("pretrain", "job"), ("ahead", "ahead")],
     5: [
         ("evaluate", "step"),
         ("instruments", "step"),

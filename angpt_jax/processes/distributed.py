@@ -15,11 +15,12 @@ from typing import NoReturn
 
 import jax
 
-from angpt_jax import cli, membership, rendezvous
+from angpt_jax import cli
 from angpt_jax.config import DistributedConfig
 from angpt_jax.errors import PeerError, UserError
-from angpt_jax.group import ALONE, Group
-from angpt_jax.membership import Membership
+from angpt_jax.processes import membership, rendezvous
+from angpt_jax.processes.group import ALONE, Group
+from angpt_jax.processes.membership import Membership
 
 ENDING_SECONDS = 10  # how long a process that met an error waits for the others to end with it
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies as jax_topologies
 
-from angpt_jax import chips, cli, experiment, rules, sharding, topologies
+from angpt_jax import chips, cli, experiment, rules, sharding
+from angpt_jax.ahead import topologies
 from angpt_jax.chips import Chip
 from angpt_jax.config import Config
 from angpt_jax.experiment import Experiment
@@ -92,7 +93,7 @@ def prepare(config: Config, topology: str | None, slices: int) -> Ahead:
 
 
 def tpu_devices(topology: str, slices: int) -> Sequence[Device]:
-    """The devices of slices that are not there; `angpt_jax.topologies` has checked the name."""
+    """The devices of slices that are not there; `angpt_jax.ahead.topologies` has checked the name."""
     family, shape = topologies.split(topology)
     options: dict[str, Any] = dict(family.options)
     if math.prod(shape) == 1:

@@ -16,7 +16,7 @@ import socket
 import time
 
 from angpt_jax.errors import UserError
-from angpt_jax.membership import join_address, split_address
+from angpt_jax.processes.membership import join_address, split_address
 
 _RETRY = 0.1  # seconds between two tries to reach process 0
 _HELLO = 3.0  # seconds that a process that has connected may take to say who it is

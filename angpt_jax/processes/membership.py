@@ -7,9 +7,9 @@ a cluster says. `processes` 1 is a single process wherever it runs.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from angpt_jax.cluster import Cluster, Environment, cluster_of
 from angpt_jax.config import DistributedConfig
 from angpt_jax.errors import UserError
+from angpt_jax.processes.cluster import Cluster, Environment, cluster_of
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 

@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from angpt_jax import batch_search, collectives, flops, hlo, hlo_costs, sharding
-from angpt_jax.ahead import Ahead, DoesNotFit, fits
-from angpt_jax.collectives import Collective, Places
+from angpt_jax import flops, sharding
+from angpt_jax.ahead import batch_search, collectives, costs, hlo
+from angpt_jax.ahead.collectives import Collective, Places
+from angpt_jax.ahead.roofline import Roofline, Work, roofline
+from angpt_jax.ahead.step import Ahead, DoesNotFit, fits
 from angpt_jax.footprint import Footprint, bytes_of, footprint
-from angpt_jax.roofline import Roofline, Work, roofline
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Analysis:
     @cached_property
     def work(self) -> Work:
         sent = [sum(c.sent_bytes for c in self.collectives if c.across == across) for across in (False, True)]
-        return Work(self.ahead.flops, hlo_costs.traffic(self.program), *sent)
+        return Work(self.ahead.flops, costs.traffic(self.program), *sent)
 
     @cached_property
     def roofline(self) -> Roofline | None:
@@ -60,7 +61,7 @@ def report(ahead: Ahead, topology: str | None, largest_batch: bool) -> dict[str,
         "flops": {
             "per_token": ahead.built.flops_per_token(ahead.config.model.context),
             "analytic": ahead.flops,
-            "matrix_products": analysis and hlo_costs.flops(analysis.program),
+            "matrix_products": analysis and costs.flops(analysis.program),
         },
         "hbm_bytes": analysis and analysis.work.hbm_bytes,
         "collectives": analysis and collectives_report(analysis),

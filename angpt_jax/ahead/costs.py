@@ -13,8 +13,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from angpt_jax.collectives import is_piece, kind_of
-from angpt_jax.hlo import Computation, Instruction, Program, Shape
+from angpt_jax.ahead.collectives import is_piece, kind_of
+from angpt_jax.ahead.hlo import Computation, Instruction, Program, Shape
 
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from angpt_jax.hlo import Computation, Instruction, Program
+from angpt_jax.ahead.hlo import Computation, Instruction, Program
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")

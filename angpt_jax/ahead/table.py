@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from angpt_jax.ahead.collectives import KINDS
 from angpt_jax.chips import GIB
-from angpt_jax.collectives import KINDS
 from angpt_jax.footprint import ROWS, row
 
 WIDTH = 100
