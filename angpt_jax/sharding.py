@@ -86,7 +86,7 @@ def check_split(axes: Any, params: Any, layout: Layout) -> None:
         )
 
 
-def rows_of_process(layout: Layout, rows: int, process: int | None = None) -> tuple[int, int]:
+def rows_of_process(layout: Layout, rows: int) -> tuple[int, int]:
     """Which part of a batch of `rows` this process reads, and how many parts there are.
 
     Processes whose devices hold the same rows (they share a window, or a layer) read the same part.
@@ -94,14 +94,21 @@ def rows_of_process(layout: Layout, rows: int, process: int | None = None) -> tu
     held: dict[int, set[int]] = {}
     for device, (index, *_) in batch_sharding(layout).devices_indices_map((rows,)).items():
         held.setdefault(device.process_index, set()).add(index.start or 0)
+    parts = parts_of_batch(held, layout.shape)
+    mine = tuple(sorted(held[jax.process_index()]))
+    return parts.index(mine), len(parts)
+
+
+def parts_of_batch(held: dict[int, set[int]], mesh: dict[str, int]) -> list[tuple[int, ...]]:
+    """The parts of a batch that are read by themselves, from the first rows of the blocks that each process holds."""
     parts = sorted({tuple(sorted(starts)) for starts in held.values()})
     if sum(map(len, parts)) != len(set(itertools.chain(*parts))):
+        shape = ", ".join(f"{axis} {size}" for axis, size in mesh.items())
         raise UserError(
-            f"mesh: the devices of a process must hold rows of their own, got mesh {layout.shape} over "
-            f"{len(held)} processes; make mesh.tensor * mesh.context divide, or be a multiple of, the devices of one"
+            f"mesh: processes must hold the same rows or different ones, got {shape} over {len(held)} processes; "
+            "mesh.tensor * mesh.context must divide the devices of a process, or be a multiple of them"
         )
-    mine = tuple(sorted(held[jax.process_index() if process is None else process]))
-    return parts.index(mine), len(parts)
+    return parts
 
 
 def ahead(batches: Iterator[Any], put: Callable[[Any], Any], count: int = 2) -> Iterator[Any]:

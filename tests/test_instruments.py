@@ -115,6 +115,18 @@ def test_remat_measures_the_same(remat):
         np.testing.assert_allclose(values, plain[path], rtol=2e-4, atol=1e-7, err_msg=path)
 
 
+def test_micro_batches_measure_the_mean_of_their_own():
+    """Of as many tokens each: the mean of the whole batch."""
+    built = tiny("angpt")
+    observe = make_observer(built.axes, built.model.arch.constraint)
+    step = make_train_step(built.model, chain(built), optax.constant_schedule(1e-2), observe, micro_batches=2)
+    seen = jax.jit(step)(first_state(chain(built), built.initial), random_batch())[1]["instruments"]
+    for name, norm in record("angpt")["norms"].items():
+        np.testing.assert_allclose(seen["norms"][name]["mean"], norm["mean"], rtol=1e-5, err_msg=name)
+    for path, ratio in record("angpt")["update_ratio"].items():
+        np.testing.assert_allclose(seen["update_ratio"][path], ratio, rtol=1e-3, err_msg=path)
+
+
 def test_attention_entropy_is_that_of_uniform_weights_where_queries_are_zero():
     built, tokens = tiny("angpt"), random_batch()["tokens"][:, :-1]
     params = jax.tree_util.tree_map_with_path(

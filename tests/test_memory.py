@@ -12,12 +12,12 @@ import optax
 import pytest
 from conftest import EVEN, Tiny, by_path, even_batch, loss_and_gradients, tiny
 
-from angpt_jax import ops, optim
+from angpt_jax import ops, optim, sharding
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
-from angpt_jax.config import SAVEABLE, OptimConfig
+from angpt_jax.config import SAVEABLE, MeshConfig, OptimConfig
 from angpt_jax.layout import Layout, Place
-from angpt_jax.step import first_state, make_train_step, nats
+from angpt_jax.step import _parts, first_state, make_train_step, nats
 
 BASIC = ["angpt", "gpt_plus", "ngpt"]
 
@@ -86,6 +86,26 @@ def test_chunks_take_as_many_entries_from_each_part_of_a_split_vocabulary(parts)
     np.testing.assert_allclose(chunked(h_BLD, jnp.eye(16)), expected, rtol=1e-6)
 
 
+def test_chunks_of_a_split_vocabulary_move_nothing():
+    mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    here = Layout(mesh, (("vocab", ("tensor",)),))
+    place = here.of(Axes("head", ("embed", "vocab"), inputs=("embed",)))
+    targets_BL = jnp.zeros((2, 3), jnp.int32)
+    chunked = jax.jit(lambda h, w: ops.chunked_cross_entropy(h, w, targets_BL, 8, jnp.float32, place))
+    w_DV = jax.device_put(jnp.ones((5, 32)), here.sharding("embed", "vocab"))
+    program: Any = chunked.lower(jnp.ones((2, 3, 5)), w_DV).compile()
+    assert set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", program.as_text())) == {"all-reduce"}
+
+
+def test_micro_batches_move_no_row():
+    here = sharding.make_layout(MeshConfig())
+    x = jax.device_put(jnp.arange(64).reshape(32, 2), here.sharding("batch", None))
+    split = jax.jit(lambda x: here.lay(_parts(4, x), here.spec(None, "batch", None)))
+    assert re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", str(split.lower(x).compile().as_text())) == []
+    rows = sorted(np.asarray(split(x)).reshape(32, 2).tolist())
+    assert split(x).shape == (4, 8, 2) and rows == np.arange(64).reshape(32, 2).tolist()
+
+
 def largest_array(vocab: int, chunk: int | None) -> int:
     """Entries of the largest float32 array of tokens in the loss and its gradient, but for the head's own shape."""
     h_BLD, targets_BL = jnp.zeros((4, 64, 8)), jnp.zeros((4, 64), jnp.int32)
@@ -113,6 +133,12 @@ def test_a_layer_with_named_saves_gives_the_same_loss_and_gradients(remat):
     for path, gradient in by_path(gradients).items():
         actual = by_path(gradients_again)[path]
         np.testing.assert_allclose(actual, gradient, rtol=0, atol=2e-6 * np.abs(gradient).max(), err_msg=path)
+
+
+def test_every_array_that_can_be_kept_has_its_name():
+    model = tiny("angpt", EVEN)
+    program = str(jax.make_jaxpr(lambda params, batch: nats(model.model, params, batch))(model.random, even_batch()))
+    assert {name for name in SAVEABLE if f"name[name={name}]" in program} == set(SAVEABLE)
 
 
 def products(remat: Any) -> int:
@@ -149,6 +175,16 @@ def test_moments_in_bfloat16_are_kept_so_and_change_little(recipe):
         results[dtype] = by_path(params)
     for path, leaf in results["float32"].items():
         np.testing.assert_allclose(results["bfloat16"][path], leaf, rtol=0, atol=3 * 1e-3 * 2**-7, err_msg=path)
+
+
+def test_small_moments_are_computed_with_in_float32():
+    adam = optax.scale_by_adam(0.9, 0.95)
+    tx, params = optim.kept_as("bfloat16", adam), {"w": jnp.linspace(-1, 1, 7)}
+    gradients = {"w": jnp.linspace(0.1, 1.7, 7)}
+    state = tx.update(gradients, tx.init(params), params)[1]
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, state)
+    expected = adam.update(gradients, exact, params)[0]
+    np.testing.assert_array_equal(tx.update(gradients, state, params)[0]["w"], expected["w"])  # pyright: ignore
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -148,6 +148,19 @@ def test_every_axis_has_a_rule_and_every_rule_an_axis():
     assert names | {"batch", "length"} == set(meshes.LOGICAL)
 
 
+def test_processes_read_the_rows_that_their_devices_hold():
+    mesh = {"fsdp": 2, "tensor": 2}
+    assert sharding.rows_of_process(layout_of("8 fsdp"), 8) == (0, 1)
+    assert sharding.parts_of_batch({0: {0, 4}, 1: {8, 12}}, mesh) == [(0, 4), (8, 12)]
+    assert sharding.parts_of_batch({0: {8}, 1: {8}, 2: {0}, 3: {0}}, mesh) == [(0,), (8,)]  # pairs share rows
+    with pytest.raises(UserError) as caught:
+        sharding.parts_of_batch({0: {0, 4}, 1: {4, 8}, 2: {8, 12}}, mesh)
+    assert caught.value.problems == (
+        "mesh: processes must hold the same rows or different ones, got fsdp 2, tensor 2 over 3 processes; "
+        "mesh.tensor * mesh.context must divide the devices of a process, or be a multiple of them",
+    )
+
+
 def test_rules_that_leave_matrices_whole_are_refused():
     model = tiny("angpt", EVEN)
     rules = {"embed": None, "heads": "tensor"}
