@@ -60,3 +60,18 @@ def test_the_bytes_are_those_that_a_device_holds(flags):
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert f"parameters: {whole:,} bytes, {here:,} on each device" in placement.table(experiment_)
+
+
+def test_a_start_says_the_code_of_attention_and_on_several_devices_the_table():
+    given = cli.parse(
+        Config, ["--model.arch", "angpt", *SIZES.split(), *"--optim.peak_lr 1 --run.steps 9".split()], command="x"
+    )
+    alone = experiment.build(*experiment.resolved(given), jax.devices()[:1])
+    assert placement.at_start(alone, "auto") == ["attention: reference (auto)"]
+    assert placement.at_start(alone, "reference") == ["attention: reference"]
+    several = built("--mesh.tensor", "2")
+    assert placement.at_start(several, "auto") == [
+        "attention: reference (auto)",
+        "mesh: replica 1, fsdp 4, tensor 2, context 1",
+        *placement.table(several),
+    ]
