@@ -15,7 +15,8 @@ def of_path(key: str, path: str | None, longest_part: int = LONGEST_PART) -> Ite
     if not path.isprintable():
         yield f"{key}: must be printable text (no newline or NUL), got {show(path)}"
     if "://" in path:
-        yield f"{key}: must be a path of a file system, got {show(path)}; mount the bucket, or download, and give its path"
+        near = "mount the bucket, or download, and give its path"
+        yield f"{key}: must be a path of a file system, got {show(path)}; {near}"
     if any(len(_encoded(part)) > longest_part for part in path.split("/")):
         yield f"{key}: must have no part longer than {longest_part} bytes, got {show(path)}"
     elif len(_encoded(path)) > LONGEST:

@@ -26,9 +26,16 @@ def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
         if spec is None:
             return SentencePieceTokenizer(content)
         if isinstance(spec, dict) and KEY in spec:
-            return SentencePieceTokenizer(base64.b64decode(str(spec[KEY])))
+            return SentencePieceTokenizer(_decoded(spec[KEY]))
         return FileTokenizer(content.decode("utf-8"))
     except ModuleNotFoundError as error:
         raise UserError(f"{field}: needs {error.name}, got {path}; pip install -e '.[sentencepiece]'") from error
     except ValueError as error:
         raise UserError(f"{field}: {error}, got {path}; {allowed}") from error
+
+
+def _decoded(text: object) -> bytes:
+    try:
+        return base64.b64decode(text if isinstance(text, str) else "-", validate=True)
+    except ValueError as error:
+        raise ValueError("not what prepare keeps of a SentencePiece model") from error
