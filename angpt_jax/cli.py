@@ -10,6 +10,7 @@ checked and merged in `angpt_jax.form`.
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
@@ -26,6 +27,7 @@ from angpt_jax.yaml_files import dump, read_mapping
 
 T = TypeVar("T")
 
+_USER_OF_ADDRESS = re.compile(r"(:/{1,2})[^/\s]*@")  # one slash is what a Path makes of two
 _PACKAGED = Path(__file__).parent.parent / "configs"
 
 _RULES = """\
@@ -181,9 +183,10 @@ def main(
 
 
 def print_problems(*problems: str) -> None:
-    """One line on stderr for each."""
+    """One line on stderr for each, without what a terminal would obey, and without the password of an address."""
     for problem in problems:
-        print(f"angpt_jax: error: {problem}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in problem)
+        print("angpt_jax: error: " + _USER_OF_ADDRESS.sub(r"\1***@", line), file=sys.stderr)
 
 
 def raise_problems(problems: Iterable[str]) -> None:

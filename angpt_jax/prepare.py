@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from angpt_jax import cli
+from angpt_jax import cli, path_rules
 from angpt_jax.data.build import build
 from angpt_jax.data.plans import checked_manifest, facts_of, sample_texts
 from angpt_jax.data.prepared import Prepared, open_prepared
@@ -16,7 +16,6 @@ from angpt_jax.data.units import Unit, cut
 from angpt_jax.data.work import Plan
 from angpt_jax.data.workspace import Workspace
 from angpt_jax.errors import UserError
-from angpt_jax.schema import show
 from angpt_jax.stopping import StopRequest
 from angpt_jax.unit_progress import UnitProgress
 
@@ -132,8 +131,9 @@ def check(config: PrepareConfig) -> list[str]:
         problems.append(f"validation_fraction: must be > 0 and < 1, got {config.validation_fraction}")
     paths = ("out", config.out), ("source", config.source), ("validation_source", config.validation_source)
     for key, path in (*paths, ("tokenizer", config.tokenizer)):
-        if path is not None and not (path and path.isprintable()):
-            problems.append(f"{key}: must be printable text, got {show(path)}")
+        problems += path_rules.of_path(key, path)
+        if path == "":
+            problems.append(f"{key}: must be a path, got ''")
     if config.train_tokenizer is not None and config.tokenizer != "bytes":
         problems.append(f"train_tokenizer: can't be given together with tokenizer, got {config.tokenizer}; one of them")
     if config.verify:

@@ -8,14 +8,14 @@ import math
 import os
 from collections.abc import Iterator
 
-from angpt_jax import mesh_rules, meshes
+from angpt_jax import mesh_rules, meshes, path_rules
 from angpt_jax.config import SAVEABLE, Config, DistributedConfig, ModelConfig, phase_steps
 from angpt_jax.form import flatten
 from angpt_jax.mesh_rules import near_multiples
 from angpt_jax.processes import membership
 from angpt_jax.schema import show
 
-LONGEST_NAME = 200  # bytes of one part of a path; file systems take 255, checkpoints append to it
+LONGEST_NAME = 200  # bytes of one part of run.dir; file systems take 255, checkpoints append to it
 
 
 def check(config: Config, devices: int | None = None, slices: int = 1) -> list[str]:
@@ -92,23 +92,17 @@ def _seeds(config: Config) -> Iterator[str]:
 
 def _paths(config: Config) -> Iterator[str]:
     data, directory = config.data, config.run.dir
-    for key, path in (
+    for key, path, *longest in (
         ("data.source", data.source),
         *((f"data.mixture.{source}", source) for source in data.mixture),
         *((f"data.validation_sets.{name}", source) for name, source in data.validation_sets.items()),
         ("data.tokenizer", data.tokenizer),
         ("data.cache_dir", data.cache_dir),
-        ("run.dir", directory),
+        ("run.dir", directory, LONGEST_NAME),
     ):
-        if path is not None and not path.isprintable():
-            yield f"{key}: must be printable text (no newline or NUL), got {show(path)}"
-    parts = directory.split("/") if directory is not None else []
-    if directory is not None and "://" in directory:
-        yield f"run.dir: must be a folder of a file system, got {show(directory)}; mount the bucket and give its folder"
-    if ".." in parts:
+        yield from path_rules.of_path(key, path, *longest)
+    if directory is not None and ".." in directory.split("/"):
         yield f"run.dir: must not contain '..', got {show(directory)}; give the folder itself"
-    if any(len(part.encode(errors="surrogatepass")) > LONGEST_NAME for part in parts):
-        yield f"run.dir: must have no part longer than {LONGEST_NAME} bytes, got {show(directory)}"
 
 
 def _heads(model: ModelConfig) -> Iterator[str]:

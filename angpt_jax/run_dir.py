@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from angpt_jax import cli
+from angpt_jax import cli, links
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
@@ -68,6 +68,11 @@ def load_config(directory: Path) -> Config:
 
 def check(directory: Path, config: Config) -> None:
     """Raises if `directory` holds a run that `config` would not continue, or must not be continued."""
+    if leading_out := links.leading_out(directory):
+        raise UserError(
+            f"run.dir: holds links that lead out of it ({', '.join(leading_out[:3])}), got {str(directory)!r}; "
+            "give a run.dir on the other disk itself, or remove them"
+        )
     if not holds_run(directory):
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but there is no run in {directory}; use auto to start one")

@@ -88,14 +88,18 @@ def test_damaged_prepared_folder_is_named_and_not_made_again(config, tmp_path):
     assert loading(config, validation_sets={"web": source}).startswith("data.validation_sets: train.bin holds ")
 
 
-@pytest.mark.parametrize("largest_id", [None, 299, 300])
-def test_ids_beyond_the_vocabulary_are_refused(config, tmp_path, largest_id):
-    """Those of the tokens too, which may be more than the tokenizer has."""
+def test_a_vocabulary_smaller_than_the_tokenizer_of_the_tokens_is_refused(config, tmp_path):
+    source = prepared(tmp_path / "web", "text")
+    assert load_tokens(dataclasses.replace(config, source=source), 257)
+    problem = loading(config, 256, source=source)
+    assert problem.startswith("model.vocab: ") and "got 256; 257 or more" in problem
+
+
+@pytest.mark.parametrize("largest_id", [257, 300])
+def test_ids_that_the_tokenizer_lacks_are_refused_whatever_the_vocabulary(config, tmp_path, largest_id):
     source = prepared(tmp_path / "web", "text", largest_id=largest_id)
-    needed = 257 if largest_id is None else largest_id + 1
-    assert load_tokens(dataclasses.replace(config, source=source), needed)
-    problem = loading(config, needed - 1, source=source)
-    assert problem.startswith("model.vocab: ") and f"got {needed - 1}; {needed} or more" in problem
+    problem = loading(config, 1000, source=source)
+    assert problem.startswith("data.source: ") and f"with id {largest_id}, its tokenizer has 257 ids" in problem
 
 
 def test_mixture_has_the_parts_their_weights_and_their_validation_sets(config, tmp_path):

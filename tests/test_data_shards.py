@@ -138,6 +138,47 @@ def test_reader_pickles_without_its_files(tmp_path, format):
     assert pickle.loads(pickled).read(10, 20).tolist() == expected
 
 
+@every_format
+def test_a_file_that_gets_shorter_under_its_reader_is_a_storage_error(tmp_path, format):
+    """A mapped file would end the process by SIGBUS."""
+    stream = write_stream(tmp_path, numbered([20_000]), format=format)
+    reader = stream.open()
+    assert len(reader.read(0, 100)) == 100
+    (tmp_path / "train-0").write_bytes(b"x" * 100)
+    with pytest.raises(StorageError, match=r"data: can't be read \(.*\), got .*train-0; bring the file back"):
+        reader.read(15_000, 15_100)
+    (tmp_path / "train-0").unlink()
+    with pytest.raises(StorageError, match=r"data: can't be read \(.*\), got .*train-0; bring the file back"):
+        stream.open().read(0, 10)
+
+
+@every_format
+def test_an_id_that_nobody_wrote_is_a_storage_error(tmp_path, format):
+    stream = write_stream(tmp_path, [np.arange(10), np.array([7, 300, 5])], shards=2, format=format)
+    second = dataclasses.replace(stream.shards[1], largest_id=256)
+    lying = dataclasses.replace(stream, shards=(stream.shards[0], second))
+    assert lying.open().read(0, 13).tolist() == [END, *range(10), END, 7]
+    line = r"data: id 300 at position 2 is larger than any that was written \(256\), got .*train-1; bring the file back"
+    with pytest.raises(StorageError, match=line):
+        lying.open().read(3, 15)
+
+
+@every_format
+def test_ids_that_a_manifest_denies_are_found_when_the_folder_is_opened_or_read(tmp_path, format):
+    folder = make_folder(tmp_path / "made", format=format)
+    facts = json.loads((folder / MANIFEST).read_text("utf-8"))
+    facts["splits"]["train"]["shards"][0]["largest_id"] = 3
+    (folder / MANIFEST).write_text(json.dumps(facts), "utf-8")
+    if format == "memmap":
+        assert problems(folder) == [
+            f"data.source: train-0 holds id 256 at position 0, manifest.json says at most 3, got {folder}; "
+            "run prepare again, it keeps what is whole"
+        ]
+    else:
+        with pytest.raises(StorageError, match="id 256 at position 0 is larger"):
+            open_prepared(folder, "data.source").stream("train").open().read(0, 3)
+
+
 def make_folder(folder: Path, tokenizer: Tokenizer | None = None, format: Format = "memmap") -> Path:
     """A prepared folder of two shards a split, of bytes unless a tokenizer is given."""
     folder.mkdir()
@@ -251,6 +292,37 @@ def test_manifest_of_shards_that_nothing_reads_is_named(tmp_path, name, value):
     (folder / MANIFEST).write_text(json.dumps(facts), "utf-8")
     (problem,) = problems(folder)
     assert MANIFEST in problem and value in problem
+
+
+BAD_FACTS = [
+    ("splits/train/shards/0/file", "../train-0", "shard with file '../train-0'"),
+    ("splits/train/shards/0/file", "..", "shard with file '..'"),
+    ("splits/train/shards/0/file", "/etc/passwd", "shard with file '/etc/passwd'"),
+    ("splits/train/shards/0/file", 3, "shard with file 3"),
+    ("splits/train/shards/0/tokens", -1, "shard with tokens -1"),
+    ("splits/train/shards/0/tokens", True, "shard with tokens True"),
+    ("splits/train/shards/0/largest_id", 1.5, "shard with largest_id 1.5"),
+    ("splits/train/shards/0/largest_id", 257, "train-0 with id 257, its tokenizer has 257 ids"),
+    ("splits/train/shards/0/sha256", None, "shard with sha256 None"),
+    ("splits/train/shards/0/tokens", 7, "for 7 uint16 ids"),
+    ("tokenizer/size", "257", "tokenizer size '257' where int is due"),
+    ("tokenizer/size", 2**16 + 1, "uint16 ids are too narrow for the 65537 ids of its tokenizer"),
+    ("tokenizer/fingerprint", None, "tokenizer fingerprint None where str is due"),
+    ("dtype", "uint32", "uint32 ids"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "words"), BAD_FACTS, ids=str)
+def test_facts_that_can_not_be_true_are_named(tmp_path, path, value, words):
+    folder = make_folder(tmp_path / "made")
+    facts = node = json.loads((folder / MANIFEST).read_text("utf-8"))
+    *above, last = path.split("/")
+    for name in above:
+        node = node[int(name) if isinstance(node, list) else name]
+    node[last] = value
+    (folder / MANIFEST).write_text(json.dumps(facts), "utf-8")
+    (problem,) = problems(folder)
+    assert MANIFEST in problem and words in problem
 
 
 def test_missing_manifest_is_a_storage_error(tmp_path):

@@ -11,11 +11,12 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files nu axes part layout ops measure attention attention.choice attention.context attention.splash "
-    "chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
+    "errors files json_text links nu axes part layout ops measure attention attention.choice attention.context "
+    "attention.splash chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli processes.cluster processes.membership meshes mesh_rules rules ahead.topologies",
+    "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
+    "ahead.topologies",
     "optim sharding checkpoint metrics flops ahead.roofline progress unit_progress stopping run_dir nu.monte_carlo "
     "processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "

@@ -394,7 +394,7 @@ BAD = [
     (None, ("--train_tokenizer", "3"), "train_tokenizer: must be at least 257, got 3"),
     (None, ("--train_tokenizer", "300", "--tokenizer", "t"), "train_tokenizer: can't be given together with tokenizer"),
     (None, ("--source", "null"), "source: needed, got null; "),
-    (None, ("--source", "a\nb"), "source: must be printable text, got "),
+    (None, ("--source", "a\nb"), "source: must be printable text (no newline or NUL), got "),
 ]
 
 

@@ -107,8 +107,13 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"run.dir": "../../x"}, ["run.dir: must not contain '..', got '../../x'; give the folder itself"]),
     (
         {"run.dir": "gs://bucket/run"},
-        ["run.dir: must be a folder of a file system, got 'gs://bucket/run'; mount the bucket and give its folder"],
+        [
+            "run.dir: must be a path of a file system, got 'gs://bucket/run'; mount the bucket, or download, and give "
+            "its path"
+        ],
     ),
+    ({"data.source": "x" * 256}, [f"data.source: must have no part longer than 255 bytes, got '{'x' * 76}..."]),
+    ({"run.dir": "x/" * 1501}, [f"run.dir: must not be longer than 3000 bytes, got '{'x/' * 38}..."]),
     ({"run.dir": "a/.."}, ["run.dir: must not contain '..', got 'a/..'; give the folder itself"]),
     ({"run.dir": "r/" + "ä" * 101}, [f"run.dir: must have no part longer than 200 bytes, got 'r/{'ä' * 74}..."]),
     ({"mesh.fsdp": 0}, ["mesh.fsdp: must be >= 1, or -1 for all devices that are left, got 0"]),

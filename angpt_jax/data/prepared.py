@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from angpt_jax import json_text
 from angpt_jax.data.shards import SUFFIX, Format, Shard, TokenStream, checksum
 from angpt_jax.data.tokenizer import ByteTokenizer, Tokenizer
 from angpt_jax.data.tokenizer_files import load_tokenizer
@@ -16,6 +19,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"  # not there for bytes
 VERSION = 1
 CHECKED = 2**30  # bytes of shards whose checksums are compared whenever they are opened
+_IDS_AT_ONCE = 1 << 22
 DTYPES = ("uint16", "uint32")
 SPLITS = ("train", "validation")
 Facts = dict[str, Any]
@@ -63,14 +67,30 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
         """A ValueError (KeyError, TypeError) for anything that `to_json` does not write."""
-        facts = json.loads(text)
+        facts = json_text.parsed(text)
         if facts["version"] != VERSION:
             raise ValueError(f"version {facts['version']}, this program reads version {VERSION}")
         if facts["format"] not in SUFFIX or facts["dtype"] not in DTYPES:
             raise ValueError(f"shards of {facts['format']} {facts['dtype']}, which this program does not read")
         tokenizer = {name: facts["tokenizer"][name] for name in ("kind", "fingerprint", "size", "end_of_document")}
-        splits = {name: tuple(Shard(**shard) for shard in facts["splits"][name]["shards"]) for name in SPLITS}
-        return cls(facts["format"], facts["dtype"], tokenizer, facts["source"], splits)
+        splits = {name: tuple(Shard.read(shard) for shard in facts["splits"][name]["shards"]) for name in SPLITS}
+        manifest = cls(facts["format"], facts["dtype"], tokenizer, facts["source"], splits)
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """A ValueError (TypeError) if the facts are of other types, or can't be true together."""
+        for name, kind in (("kind", str), ("fingerprint", str), ("size", int), ("end_of_document", int)):
+            if type(self.tokenizer[name]) is not kind:
+                raise ValueError(f"tokenizer {name} {self.tokenizer[name]!r} where {kind.__name__} is due")
+        size, width = self.tokenizer["size"], np.dtype(self.dtype).itemsize
+        if size > 256**width:
+            raise ValueError(f"{self.dtype} ids are too narrow for the {size} ids of its tokenizer")
+        for shard in (shard for shards in self.splits.values() for shard in shards):
+            if self.format == "memmap" and shard.bytes != shard.tokens * width:
+                raise ValueError(f"{shard.file} of {shard.bytes} bytes for {shard.tokens} {self.dtype} ids")
+            if shard.largest_id >= size:
+                raise ValueError(f"{shard.file} with id {shard.largest_id}, its tokenizer has {size} ids")
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,8 @@ def open_prepared(folder: Path, key: str, *, check_all: bool = False) -> Prepare
     shards = [shard for split in SPLITS for shard in manifest.splits[split]]
     compare = check_all or sum(shard.bytes for shard in shards) <= CHECKED
     problems = [problem for shard in shards if (problem := damage(folder, shard, compare))]
+    if compare and manifest.format == "memmap" and not problems:
+        problems = [problem for shard in shards if (problem := _too_large(folder / shard.file, shard, manifest.dtype))]
     if problems:
         raise UserError(
             *(f"{key}: {problem}, got {folder}; run prepare again, it keeps what is whole" for problem in problems)
@@ -135,6 +157,20 @@ def _read_tokenizer(folder: Path, manifest: Manifest, key: str) -> Tokenizer:
             f"says {manifest.tokenizer['fingerprint'][:12]}), got {folder}; bring it back, or run prepare again"
         )
     return tokenizer
+
+
+def _too_large(path: Path, shard: Shard, dtype: str) -> str | None:
+    """What is wrong with the ids of a file that is small enough to be read whole: with larger ones, and those of
+    ArrayRecord, it comes out where they are read."""
+    with path.open("rb") as file:
+        position = 0
+        while len(ids := np.fromfile(file, dtype, _IDS_AT_ONCE)):
+            if ids.max() > shard.largest_id:
+                place = int(np.argmax(ids > shard.largest_id))
+                most = f"{MANIFEST} says at most {shard.largest_id}"
+                return f"{shard.file} holds id {ids[place]} at position {position + place}, {most}"
+            position += len(ids)
+    return None
 
 
 def damage(folder: Path, shard: Shard, compare: bool) -> str | None:

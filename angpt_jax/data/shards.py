@@ -7,20 +7,25 @@ end-of-document id are its stream. Two formats: `memmap` (the ids, nothing else)
 import bisect
 import errno
 import hashlib
+import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]  compiled
 
+from angpt_jax.errors import StorageError
+
 Format = Literal["memmap", "array_record"]
 SUFFIX: dict[Format, str] = {"memmap": "bin", "array_record": "array_record"}
 BLOCK = 4096  # ids in one record of an ArrayRecord shard
+_AGAIN = "bring the file back, or run prepare again, then continue the run"
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,19 @@ class Shard:
     largest_id: int
     bytes: int
     sha256: str
+
+    @classmethod
+    def read(cls, facts: dict[str, Any]) -> "Shard":
+        """From JSON; a ValueError (TypeError) if the facts are not such as a ShardWriter gives."""
+        for name, value in facts.items():
+            if name in ("file", "sha256"):
+                fits = isinstance(value, str) and value.isprintable() and value not in ("", ".", "..")
+                fits = fits and "/" not in value
+            else:
+                fits = type(value) is int and value >= 0
+            if not fits:
+                raise ValueError(f"shard with {name} {value!r}")
+        return cls(**facts)
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,9 @@ class StreamReader:
         while position < min(stop, self._starts[-1]):
             number = bisect.bisect_right(self._starts, position) - 1
             first, end = self._starts[number], min(stop, self._starts[number + 1])
-            parts.append(self._shard(number).read(position - first, end - first))
+            part = self._shard(number).read(position - first, end - first)
+            self._check(part, number, position - first)
+            parts.append(part)
             position = end
         if stop > self._starts[-1]:
             parts.append(np.array([self.stream.end_of_document], np.int32))
@@ -106,28 +126,66 @@ class StreamReader:
     def _shard(self, number: int) -> _Ids:
         if number not in self._opened:
             shard = self.stream.shards[number]
-            kind = {"memmap": _MemmapIds, "array_record": _RecordIds}[self.stream.format]
-            self._opened[number] = kind(Path(self.stream.folder) / shard.file, self.stream.dtype, shard.tokens)
+            kind = {"memmap": _RawIds, "array_record": _RecordIds}[self.stream.format]
+            self._opened[number] = kind(Path(self.stream.folder) / shard.file, self.stream.dtype)
         return self._opened[number]
 
+    def _check(self, ids: np.ndarray, number: int, start: int) -> None:
+        """Raises a StorageError for an id above those that were written; model.vocab was compared with them."""
+        shard = self.stream.shards[number]
+        if ids.max(initial=0) > shard.largest_id:
+            place = int(np.argmax(ids > shard.largest_id))
+            path = Path(self.stream.folder) / shard.file
+            raise StorageError(
+                f"data: id {ids[place]} at position {start + place} is larger than any that was written "
+                f"({shard.largest_id}), got {path}; {_AGAIN}"
+            )
 
-class _MemmapIds:
-    def __init__(self, path: Path, dtype: str, count: int):
-        self._ids = np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+
+class _RawIds:
+    """Reads what it is asked for: a mapped file that gets shorter would end the process by a signal."""
+
+    def __init__(self, path: Path, dtype: str):
+        self._path, self._dtype = path, np.dtype(dtype)
+        with _as_storage_error(path):
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return self._ids[start:stop]
+        width = self._dtype.itemsize
+        raw = bytearray()
+        with _as_storage_error(self._path):
+            while missing := (stop - start) * width - len(raw):
+                part = os.pread(self._file, missing, start * width + len(raw))
+                if not part:
+                    raise OSError(errno.EIO, "it became shorter")
+                raw += part
+        return np.frombuffer(raw, self._dtype)
 
 
 class _RecordIds:
-    def __init__(self, path: Path, dtype: str, count: int):
-        self._reader, self._dtype = array_record_module.ArrayRecordReader(str(path)), dtype
+    def __init__(self, path: Path, dtype: str):
+        self._path, self._dtype = path, dtype
+        with _as_storage_error(path):
+            self._reader = array_record_module.ArrayRecordReader(str(path))
 
     def read(self, start: int, stop: int) -> np.ndarray:
         first = start // BLOCK
-        blocks = self._reader.read(list(range(first, -(-stop // BLOCK))))
-        ids = np.concatenate([np.frombuffer(block, self._dtype) for block in blocks])
+        with _as_storage_error(self._path):
+            blocks = self._reader.read(list(range(first, -(-stop // BLOCK))))
+            ids = np.concatenate([np.frombuffer(block, self._dtype) for block in blocks])
+        if len(ids) < stop - first * BLOCK:
+            raise StorageError(f"data: can't be read (it became shorter), got {self._path}; {_AGAIN}")
         return ids[start - first * BLOCK : stop - first * BLOCK]
+
+
+@contextmanager
+def _as_storage_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, IndexError) as error:  # all but the first are ArrayRecord's
+        why = (isinstance(error, OSError) and error.strerror) or str(error).strip().split("\n")[0]
+        raise StorageError(f"data: can't be read ({why}), got {path}; {_AGAIN}") from error
 
 
 class ShardWriter:

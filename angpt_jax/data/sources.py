@@ -4,7 +4,6 @@ Nothing of the text is read here. How a source is cut into units is in `angpt_ja
 unit are read in `angpt_jax.data.readers`.
 """
 
-import json
 import os
 import sysconfig
 from collections import Counter
@@ -14,6 +13,7 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Literal
 
+from angpt_jax import json_text
 from angpt_jax.data.corpus import STDLIB, STDLIB_LEFT_OUT, unreadable, walk
 from angpt_jax.data.tfds_sets import TFDS, tfds_builder
 from angpt_jax.errors import UserError
@@ -181,7 +181,7 @@ def _is_utf8(path: Path) -> bool:
 
 def _json(path: Path, key: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json_text.parsed(path.read_text("utf-8"))
     except OSError as error:
         unreadable(error, key)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """A tokenizer from its file: a Hugging Face tokenizer.json, a SentencePiece .model, or what `prepare` kept of one."""
 
 import base64
-import json
 from pathlib import Path
 
+from angpt_jax import json_text
 from angpt_jax.data.sentencepieces import KEY, SentencePieceTokenizer
 from angpt_jax.data.tokenizer import ENDS_OF_DOCUMENT, FileTokenizer
 from angpt_jax.errors import UserError
@@ -17,7 +17,7 @@ def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
     )
     try:
         content = Path(path).expanduser().read_bytes()
-        spec = None if path.endswith(".model") else json.loads(content.decode("utf-8"))
+        spec = None if path.endswith(".model") else json_text.parsed(content.decode("utf-8"))
     except OSError as error:
         raise UserError(f"{field}: can't be read ({error.strerror}), got {path}; {allowed}") from error
     except ValueError as error:
@@ -26,9 +26,16 @@ def load_tokenizer(path: str, field: str = "data.tokenizer") -> FileTokenizer:
         if spec is None:
             return SentencePieceTokenizer(content)
         if isinstance(spec, dict) and KEY in spec:
-            return SentencePieceTokenizer(base64.b64decode(spec[KEY]))
+            return SentencePieceTokenizer(_decoded(spec[KEY]))
         return FileTokenizer(content.decode("utf-8"))
     except ModuleNotFoundError as error:
         raise UserError(f"{field}: needs {error.name}, got {path}; pip install -e '.[sentencepiece]'") from error
     except ValueError as error:
         raise UserError(f"{field}: {error}, got {path}; {allowed}") from error
+
+
+def _decoded(text: object) -> bytes:
+    try:
+        return base64.b64decode(text if isinstance(text, str) else "-", validate=True)
+    except ValueError as error:
+        raise ValueError("not what prepare keeps of a SentencePiece model") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from angpt_jax.config import DataConfig
-from angpt_jax.data.corpus import Document, content_hash, read_documents, split_documents
+from angpt_jax.data.corpus import Document, content_hash, read_documents, split_documents, unreadable
 from angpt_jax.data.prepared import (
     MANIFEST,
     SPLITS,
@@ -107,15 +107,21 @@ def _fingerprint(trained_on: dict[str, Prepared], weights: dict[str, float]) -> 
 def _open(source: str, data: DataConfig, vocab: int, key: str) -> Prepared:
     """The prepared folder that `source` is, or the one of the cache that its text is tokenized into."""
     folder = Path(source).expanduser()
-    if not is_prepared(folder):
+    if not _is_prepared(folder, key):
         prepared = _tokenized(source, data, vocab)
     else:
         prepared = open_prepared(folder, key)
         _check_tokenizer(prepared, data.tokenizer, source)
     size = prepared.tokenizer.size
-    largest = max(shard.largest_id for split in SPLITS for shard in prepared.manifest.splits[split])
-    _check_vocab(vocab, data.tokenizer or source, size, max(size, largest + 1))
+    _check_vocab(vocab, data.tokenizer or source, size, size)
     return prepared
+
+
+def _is_prepared(folder: Path, key: str) -> bool:
+    try:
+        return is_prepared(folder)
+    except OSError as error:
+        unreadable(error, key)
 
 
 def _check_vocab(vocab: int, tokenizer: str, size: int, needed: int) -> None:

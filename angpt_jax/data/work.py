@@ -60,7 +60,7 @@ class Done:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Done":
-        shards = {side: Shard(**shard) for side, shard in facts["shards"].items()}
+        shards = {side: Shard.read(shard) for side, shard in facts["shards"].items()}
         return cls(**{**facts, "shards": shards, "hashes": tuple(facts["hashes"])})
 
     @property

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from angpt_jax import json_text, links
 from angpt_jax.data.prepared import CHECKED, TOKENIZER, Manifest, Prepared, damage, open_prepared, write_manifest
 from angpt_jax.data.shards import Shard
 from angpt_jax.data.tokenizer import FileTokenizer
@@ -51,6 +52,8 @@ class Workspace:
         except OSError as error:
             kind = UserError if isinstance(error, NotADirectoryError) else StorageError
             raise kind(f"out: can't be used ({error.strerror}), got {self.folder}; a folder, new or empty") from error
+        if leading_out := links.leading_out(self.folder):
+            raise UserError(f"out: holds links that lead out of it ({', '.join(leading_out[:3])}), got {self.folder}")
         plans = [plan for plan in (self._plan(self.unfinished), self._plan(self.folder)) if plan is not None]
         ours = {UNFINISHED} if not plans else set(names)
         if others := [name for name in names if name not in ours]:
@@ -67,12 +70,12 @@ class Workspace:
         """Finds what is done."""
         finished = self._plan(self.folder)
         if finished is not None:
-            units = {int(number): Done.from_facts(facts) for number, facts in finished["units"].items()}
+            units = self._units(finished)
             compare = sum(shard.bytes for done in units.values() for shard in done.shards.values()) <= CHECKED
             self.done = {number: done for number, done in units.items() if self._is_whole(done, compare)}
         for path in sorted(self.unfinished.glob("[0-9]*.json")):
             try:
-                done = Done.from_facts(json.loads(path.read_text("utf-8")))
+                done = Done.from_facts(json_text.parsed(path.read_text("utf-8")))
             except (ValueError, KeyError, TypeError):
                 continue
             if self._is_whole(done, compare=False):
@@ -151,13 +154,22 @@ class Workspace:
 
     def _plan(self, folder: Path) -> Facts | None:
         try:
-            return json.loads((folder / PLAN).read_text("utf-8"))
+            plan = json_text.parsed((folder / PLAN).read_text("utf-8"))
+            if not (isinstance(plan, dict) and isinstance(plan.get("facts"), dict)):
+                raise ValueError("it has no facts")
+            return plan
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StorageError(f"out: {PLAN} can't be read ({error.strerror}), got {folder}; remove it") from error
         except ValueError as error:
             raise UserError(f"out: {PLAN} is not one of prepare's ({error}), got {folder}; remove it") from error
+
+    def _units(self, plan: Facts) -> dict[int, Done]:
+        try:
+            return {int(number): Done.from_facts(facts) for number, facts in plan["units"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"out: {PLAN} is not one of prepare's ({error}), got {self.folder}; remove it") from error
 
     def _lock(self, file: int) -> None:
         try:

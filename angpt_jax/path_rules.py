@@ -1,0 +1,27 @@
+"""What a path that somebody gives must satisfy before anything looks there; one line for each problem."""
+
+from collections.abc import Iterator
+
+from angpt_jax.schema import show
+
+LONGEST_PART = 255  # bytes of one name, what file systems take
+LONGEST = 3000  # bytes of a whole path; Linux takes 4095, and names are appended
+
+
+def of_path(key: str, path: str | None, longest_part: int = LONGEST_PART) -> Iterator[str]:
+    """Problems of the text of `path`; none where it is None."""
+    if path is None:
+        return
+    if not path.isprintable():
+        yield f"{key}: must be printable text (no newline or NUL), got {show(path)}"
+    if "://" in path:
+        near = "mount the bucket, or download, and give its path"
+        yield f"{key}: must be a path of a file system, got {show(path)}; {near}"
+    if any(len(_encoded(part)) > longest_part for part in path.split("/")):
+        yield f"{key}: must have no part longer than {longest_part} bytes, got {show(path)}"
+    elif len(_encoded(path)) > LONGEST:
+        yield f"{key}: must not be longer than {LONGEST} bytes, got {show(path)}"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
