@@ -17,7 +17,7 @@ from angpt_jax.evaluate import Evaluation, Evaluator
 from angpt_jax.stopping import SIGNALS, Stopped, StopRequest
 
 SOON = 15  # seconds from the signal to the end
-FLAGS = ("--config", "tiny.yaml", "--run.steps", "100000", "--run.eval_every_steps", "100000")
+FLAGS = ("--config", "tiny.yaml", "--run.steps", "100000")
 
 # A phase of a run that says that it began, and takes a while. Each is a program that runs before `train`.
 SLOW = """
