@@ -144,10 +144,10 @@ def test_a_state_is_finite_or_not():
     assert is_finite(state)
     for value in (np.nan, np.inf):
         scale = state.params["logits"]["logit_scale"].at[3].set(value)
-        assert not is_finite(state.replace(params=state.params | {"logits": {"logit_scale": scale}}))
+        assert not is_finite(replace(state, params=state.params | {"logits": {"logit_scale": scale}}))
 
 
-def test_the_check_keeps_the_state_in_place_(tmp_path: Path):
+def test_the_check_keeps_the_state_in_place(tmp_path: Path):
     """Each array of the new state takes the place of the old one."""
     config, arch, sizes = resolved(run_config(tmp_path))
     built = build(config, arch, sizes, jax.devices()[:1])

@@ -72,9 +72,8 @@ def on_one_device(case: str) -> tuple[TrainState, dict[str, float]]:
     updates, opt_state = jax.jit(tx.update)(gradients, tx.init(model.random), model.random)
     metrics: Any = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(0)}
     metrics |= {"skipped_steps": 0, "skipped_in_a_row": 0}
-    state = first_state(tx, model.random).replace(
-        step=jnp.int32(1), params=optax.apply_updates(model.random, updates), opt_state=opt_state
-    )
+    first, params = first_state(tx, model.random), optax.apply_updates(model.random, updates)
+    state = dataclasses.replace(first, step=jnp.int32(1), params=params, opt_state=opt_state)
     return state, jax.tree.map(float, metrics)
 
 

@@ -198,9 +198,11 @@ def test_only_the_first_signal_counts(request_: StopRequest) -> None:
 
 
 def test_before_there_is_something_to_save_a_signal_raises_once(request_: StopRequest) -> None:
-    early = StopRequest(at_once=True)
-    with pytest.raises(Stopped, match="SIGTERM"), early:
-        signal.raise_signal(signal.SIGTERM)
+    with StopRequest(at_once=True) as early:
+        with pytest.raises(Stopped, match="SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert early.received == "SIGTERM"
     signal.raise_signal(signal.SIGTERM)
 
 
