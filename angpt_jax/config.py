@@ -89,6 +89,8 @@ class OptimConfig:
         epsilon: Adam's epsilon
         micro_batches: parts of a batch that are computed one after the other, their gradients added up
         moments_dtype: dtype in which Adam's moments are kept between steps; bfloat16 halves their memory
+        max_bad_steps: steps in a row whose loss or gradient is not finite after which the run ends with exit code 3;
+            each is skipped: it changes neither the parameters nor the optimizer, whose schedule waits
     """
 
     peak_lr: float
@@ -105,6 +107,7 @@ class OptimConfig:
     epsilon: float = 1e-8
     micro_batches: int = 1
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    max_bad_steps: int = 10
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ def evaluate(
     return Evaluation(total / count, total / math.log(2) / validation.bytes)
 
 
+class _Cut(Exception):
+    """A stop request came between two batches."""
+
+
 class Evaluator:
     """Evaluates parameters on several sets; `last` is the newest result on the first of them."""
 
@@ -61,11 +65,21 @@ class Evaluator:
         self._window_nats, self._sets, self._batch_size, self._put = window_nats, sets, batch_size, put
         self.last: Evaluation | None = None
 
-    def evaluate(self, params: Any) -> dict[str, Evaluation]:
-        results = {
-            name: evaluate(self._window_nats, params, windows, self._batch_size, self._put)
-            for name, windows in self._sets.items()
-        }
+    def evaluate(self, params: Any, stop: Callable[[], Any] = lambda: None) -> dict[str, Evaluation]:
+        """The results by set; none at all if `stop`, asked before each batch, says so."""
+
+        def window_nats(params: Any, batch: Batch) -> Array:
+            if stop():
+                raise _Cut
+            return self._window_nats(params, batch)
+
+        try:
+            results = {
+                name: evaluate(window_nats, params, windows, self._batch_size, self._put)
+                for name, windows in self._sets.items()
+            }
+        except _Cut:
+            return {}
         self.last = next(iter(results.values()))
         return results
 

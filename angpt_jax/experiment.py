@@ -86,9 +86,9 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | 
     param_shardings = sharding.parameter_shardings(axes, layout)
     shapes = jax.eval_shape(partial(first_state, tx), params)
     shardings = shapes.replace(
-        step=sharding.everywhere(layout),
         params=param_shardings,
         opt_state=sharding.optimizer_shardings(tx, params, param_shardings, layout),
+        **dict.fromkeys(("step", "skipped", "in_a_row"), sharding.everywhere(layout)),
     )
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
     return Experiment(model, axes, tx, schedule, layout, abstract)

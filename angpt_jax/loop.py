@@ -25,17 +25,22 @@ class StepReporter:
     Args:
         emit: takes each record that is due
         emit_instruments: takes the record of each step that had instruments
+        warn: takes a line about each step that was skipped
         log_every_steps: steps between two records
+        max_bad_steps: steps skipped in a row that end the run
         tokens_per_step: tokens of one batch over all devices
         flops_per_token: analytic, forward and backward
     """
 
     emit: Callable[[Record], None]
     emit_instruments: Callable[[Record], None]
+    warn: Callable[[str], None]
     log_every_steps: int
+    max_bad_steps: int
     tokens_per_step: int
     flops_per_token: int
     step_seconds: list[float] = field(default_factory=list)
+    skipped_in_a_row: int = 0
     _mark: float = field(default_factory=time.perf_counter)
     _steps: int = 0
     _data_wait: float = 0.0
@@ -48,15 +53,12 @@ class StepReporter:
         self._mark = time.perf_counter()
 
     def step_done(self, step: int, metrics: dict[str, Any], last: bool = False) -> None:
-        """Waits for the metrics of `step`; raises if they are not finite; emits a record where one is due."""
+        """Waits for the metrics of `step`; raises if too many were not finite; emits a record where one is due."""
         values = jax.tree.map(lambda value: value.tolist(), jax.device_get(metrics))
         instruments = values.pop("instruments", None)
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(values[name]):
-                raise DivergedError(
-                    f"optim.peak_lr: training diverged, {name} is {values[name]} at step {step}; "
-                    "lower it and start from the last checkpoint, which is from before"
-                )
+        self.skipped_in_a_row = values["skipped_in_a_row"]
+        if self.skipped_in_a_row:
+            self._note_skipped(step, values)
         now = time.perf_counter()
         self.step_seconds.append(now - self._mark)
         self._mark = now
@@ -66,7 +68,17 @@ class StepReporter:
             self.emit_instruments(record | instruments)
         if step % self.log_every_steps == 0 or last:
             record |= {name: values[name] for name in ("loss", "lr", "grad_norm")}
-            self.emit(record | self._speed())
+            self.emit(record | self._speed() | {"skipped_steps": values["skipped_steps"]})
+
+    def _note_skipped(self, step: int, values: dict[str, Any]) -> None:
+        bad = next(f"{name} is {values[name]}" for name in ("loss", "grad_norm") if not math.isfinite(values[name]))
+        if self.skipped_in_a_row >= self.max_bad_steps:
+            raise DivergedError(
+                f"optim.max_bad_steps: training diverged, {bad} at step {step}, got {self.skipped_in_a_row} such steps "
+                "in a row; see the data of these steps, or lower optim.peak_lr in another run.dir. The last checkpoint "
+                "is from before"
+            )
+        self.warn(f"step {step}: {bad}, skipped; {self.skipped_in_a_row} in a row, {self.max_bad_steps} end the run")
 
     def _speed(self) -> Record:
         """Means over the steps since the last record."""
@@ -82,8 +94,8 @@ class StepReporter:
             "mfu": flops.utilization(tflops),
         }
 
-    def median_step_seconds(self) -> float:
-        return statistics.median(self.step_seconds)
+    def median_step_seconds(self) -> float | None:
+        return statistics.median(self.step_seconds) if self.step_seconds else None
 
 
 @dataclass
@@ -116,14 +128,19 @@ def run_steps(
     evaluate: Callable[[int, TrainState], None],
     save: Callable[[int, TrainState], None],
     reporter: StepReporter,
-    stop: Callable[[int], str | None],
+    stop: Callable[[], str | None],
 ) -> tuple[TrainState, str]:
     """Trains up to `last_step` or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
 
-    The last step is always evaluated and saved. `stop`, asked once a step, names the signal that ends the run there; it
-    saves without evaluating.
+    The last step is always evaluated and saved. `stop`, asked before the first step and at each, names the signal that
+    ends the run there; it saves without evaluating, and so it does where an evaluation was cut. While steps are skipped
+    no save is due, so that the kept ones stay those of good steps: it comes after the next good one.
     """
     first_step = int(state.step)
+    if (stopped_by := stop()) is not None:
+        save(first_step, state)
+        return state, stopped_by
+    owed = False
     reporter.restart_clock()
     pending: tuple[int, dict[str, Any]] | None = None
     for step in range(first_step + 1, last_step + 1):
@@ -134,16 +151,18 @@ def run_steps(
         if pending:
             reporter.step_done(*pending)
         pending = (step, metrics)
-        last, stopped_by = step == last_step, stop(step)
+        last, stopped_by = step == last_step, stop()
         evaluation_due = (last or step % run.eval_every_steps == 0) and stopped_by is None
-        save_due = last or step % run.checkpoint_every_steps == 0 or stopped_by is not None
-        if evaluation_due or save_due:
-            reporter.step_done(step, metrics, last)  # also makes sure that only a finite step is saved
+        owed = owed or step % run.checkpoint_every_steps == 0
+        if evaluation_due or owed or last or stopped_by is not None:
+            reporter.step_done(step, metrics, last)
             pending = None
             if evaluation_due:
                 evaluate(step, state)
-            if save_due:
+                stopped_by = stop()
+            if last or stopped_by is not None or (owed and not reporter.skipped_in_a_row):
                 save(step, state)
+                owed = False
             reporter.restart_clock()
         if stopped_by is not None:
             return state, stopped_by

@@ -57,7 +57,7 @@ class MetricsWriter:
     def write(self, record: Record) -> None:
         self._metrics.write(record)
         for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value):
                 self._board.add_scalar(name, value, record["step"])
 
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from angpt_jax import dry_run, experiment, flops, placement, run_dir, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
-from angpt_jax.errors import UserError
+from angpt_jax.errors import DivergedError, UserError
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
 from angpt_jax.job import Job, assemble
@@ -23,31 +23,31 @@ from angpt_jax.metrics import MetricsWriter, NoMetrics
 from angpt_jax.processes import distributed
 from angpt_jax.processes.group import AgreedStop
 from angpt_jax.progress import ProgressReport
-from angpt_jax.step import Batch, TrainState
-from angpt_jax.stopping import StopRequest
-
-EXIT_STOPPED = 75  # a signal came and a checkpoint was written: run me again
+from angpt_jax.step import Batch, TrainState, is_finite
+from angpt_jax.stopping import EXIT_STOPPED, StopRequest
 
 
-def pretrain(config: Config, name: str) -> int:
-    """Trains or continues the run of `config`; returns the exit code. `name` names the default run directory."""
-    with distributed.joined(config.distributed) as group:
+def pretrain(config: Config, name: str, request: StopRequest) -> int:
+    """Trains or continues the run of `config`; returns the exit code. `name` names the default run directory; `request`
+    is what stops a single process, and is entered."""
+    with (
+        distributed.joined(config.distributed) as group,
+        nullcontext(request) if group.is_alone else AgreedStop() as stop,
+    ):
         job = assemble(config, name, group)
         if config.dry_run:
             group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
             return 0
         group.agreed("run.dir can be written", partial(run_dir.make, job.directory))
-        return train(job)
+        return train(job, stop)
 
 
-def train(job: Job) -> int:
+def train(job: Job, stop: StopRequest | AgreedStop) -> int:
     """Trains in the run directory of the job; returns the exit code."""
     run, group = job.config.run, job.group
     folder = job.directory / "checkpoints"
-    with (
-        StopRequest() if group.is_alone else AgreedStop() as stop,
-        Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints,
-    ):
+    stop.only_note()
+    with Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints:
         state, batches = start(job, checkpoints)
         with closing(batches):
             if int(state.step) >= job.last_step:
@@ -55,7 +55,7 @@ def train(job: Job) -> int:
                 return 0
             if group.is_first:
                 run_dir.record(job.directory, job.config)
-            stopped_by = run_job(job, state, batches, checkpoints, stop.at)
+            stopped_by = run_job(job, state, batches, checkpoints, stop.asked)
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 
 
@@ -96,7 +96,7 @@ def run_job(
     state: TrainState,
     batches: grain.DatasetIterator,
     checkpoints: Checkpoints,
-    stop: Callable[[int], str | None],
+    stop: Callable[[], str | None],
 ) -> str:
     """Compiles, trains, evaluates, saves; writes the summary; returns what ended it."""
     first_step, config, group = int(state.step), job.config, job.group
@@ -109,14 +109,20 @@ def run_job(
 
     def evaluate_state(step: int, state: TrainState) -> None:
         group.barrier(f"evaluation at step {step}")
-        results = evaluator.evaluate(state.params)
-        writer.write({"step": step, "tokens": step * job.tokens_per_step} | as_record(results))
+        results = evaluator.evaluate(state.params, stop)
+        if results:
+            writer.write({"step": step, "tokens": step * job.tokens_per_step} | as_record(results))
         for name, result in results.items():
             progress.note(f"step {step}  {name} {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte")
         group.barrier(f"evaluated at step {step}")
 
     def save(step: int, state: TrainState) -> None:
         group.barrier(f"save at step {step}")
+        if not is_finite(state):
+            raise DivergedError(
+                f"optim.peak_lr: training diverged, parameters or moments are not finite after step {step}, got "
+                f"{config.optim.peak_lr}; lower it in another run.dir. The last checkpoint is from before"
+            )
         checkpoints.save(step, state, {"fingerprint": job.data_fingerprint})
 
     warning = InputBound(config.data.workers)
@@ -130,7 +136,9 @@ def run_job(
     reporter = StepReporter(
         emit,
         lambda record: writer.write_instruments(record),
+        lambda text: progress.note(text),
         config.run.log_every_steps,
+        config.optim.max_bad_steps,
         job.tokens_per_step,
         job.built.flops_per_token(config.model.context),
     )
@@ -177,8 +185,9 @@ def compiled_steps(job: Job) -> Callable[[int, TrainState, Batch], tuple[TrainSt
     return lambda step, state, batch: (plain if step % every else instrumented)(state, batch)
 
 
-def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: float) -> dict[str, Any]:
-    """What `summary.json` says of the model and the training so far; null where a stop came before an evaluation."""
+def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: float | None) -> dict[str, Any]:
+    """What `summary.json` says of the model and the training so far; null where a stop came before an evaluation, or a
+    step."""
     return {
         "arch": job.arch.name,
         "parameters": flops.parameter_count(job.built.abstract.params),
@@ -187,5 +196,5 @@ def summarize(job: Job, step: int, evaluation: Evaluation | None, step_seconds: 
         "val_loss": evaluation and evaluation.loss,
         "val_bits_per_byte": evaluation and evaluation.bits_per_byte,
         "median_step_seconds": step_seconds,
-        "tokens_per_second": job.tokens_per_step / step_seconds,
+        "tokens_per_second": step_seconds and job.tokens_per_step / step_seconds,
     }

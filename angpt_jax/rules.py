@@ -40,6 +40,7 @@ def _counts(config: Config) -> Iterator[str]:
         ("model.kv_heads", model.kv_heads, 1),
         ("model.loss_vocab_chunk", model.loss_vocab_chunk, 1),
         ("optim.micro_batches", config.optim.micro_batches, 1),
+        ("optim.max_bad_steps", config.optim.max_bad_steps, 1),
         ("optim.warmup_steps", config.optim.warmup_steps, 0),
         ("optim.decay_steps", config.optim.decay_steps, 1),
         ("data.batch_size", data.batch_size, 1),

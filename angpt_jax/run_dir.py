@@ -31,6 +31,7 @@ FREE = {
     "model.attention",
     "model.loss_vocab_chunk",
     "model.remat",
+    "optim.max_bad_steps",
     "optim.micro_batches",
     "run.checkpoint_every_steps",
     "run.dir",

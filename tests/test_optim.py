@@ -1,7 +1,7 @@
 """The constraints keep the vectors that the papers name inside their sets, and touch nothing else."""
 
 import doctest
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
 from angpt_jax.config import OptimConfig
 from angpt_jax.places import override
-from angpt_jax.step import TrainState, make_train_step
+from angpt_jax.step import first_state, make_train_step
 
 # Axes that a row of W runs along: its input side. Kernels are stored (in, out), with the layers in front.
 INPUT_SIDE = {
@@ -160,7 +160,7 @@ def trained(recipe: str, along: Any = None, steps: int = 20, peak_lr: float = 0.
     schedule = optim.learning_rate(config, steps)
     tx = optim.build(config, schedule, model.model.arch.constraint, model.axes)
     train_step = jax.jit(make_train_step(model.model, tx, schedule))
-    state = TrainState(jnp.zeros((), jnp.int32), model.initial, jax.jit(tx.init)(model.initial))
+    state = jax.jit(partial(first_state, tx))(model.initial)
     states, batch = [state], random_batch()
     for _ in range(steps):
         states.append(train_step(states[-1], batch)[0])

@@ -71,7 +71,10 @@ def on_one_device(case: str) -> tuple[TrainState, dict[str, float]]:
     loss, gradients = loss_and_gradients(model)
     updates, opt_state = jax.jit(tx.update)(gradients, tx.init(model.random), model.random)
     metrics: Any = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "lr": schedule(0)}
-    return TrainState(jnp.int32(1), optax.apply_updates(model.random, updates), opt_state), jax.tree.map(float, metrics)
+    metrics |= {"skipped_steps": 0, "skipped_in_a_row": 0}
+    first, params = first_state(tx, model.random), optax.apply_updates(model.random, updates)
+    state = dataclasses.replace(first, step=jnp.int32(1), params=params, opt_state=opt_state)
+    return state, jax.tree.map(float, metrics)
 
 
 @cache
@@ -81,7 +84,8 @@ def on_a_mesh(case: str, mesh_name: str) -> tuple[Any, TrainState, dict[str, flo
     params = sharding.parameter_shardings(model.axes, layout)
     opt_state = sharding.optimizer_shardings(tx, model.random, params, layout)
     state = first_state(tx, model.random)
-    shardings = dataclasses.replace(state, step=sharding.everywhere(layout), params=params, opt_state=opt_state)
+    counts = dict.fromkeys(("step", "skipped", "in_a_row"), sharding.everywhere(layout))
+    shardings = dataclasses.replace(state, params=params, opt_state=opt_state, **counts)
     decoder = model.model.clone(how=How(layout=layout))
     step = jax.jit(make_train_step(decoder, tx, schedule), out_shardings=(shardings, None))
     state, metrics = step(jax.device_put(state, shardings), sharding.batch_putter(layout, 8)(even_batch()))

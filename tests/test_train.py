@@ -63,7 +63,7 @@ def test_a_run_directory_holds_what_the_contract_promises(whole_run: Path) -> No
     record = metrics.read(whole_run / "metrics.jsonl")[0]
     assert list(record) == [
         "step", "tokens", "loss", "lr", "grad_norm", "step_seconds", "data_wait_seconds", "tokens_per_second",
-        "tflops_per_device", "mfu",
+        "tflops_per_device", "mfu", "skipped_steps",
     ]  # fmt: skip
     evaluations = [r for r in metrics.read(whole_run / "metrics.jsonl") if "val_loss" in r]
     assert [r["step"] for r in evaluations] == [5, 10, 14]
@@ -190,7 +190,7 @@ def test_a_diverged_run_ends_with_3_and_keeps_no_bad_checkpoint(workspace: Path)
     flags = ("--config", "gpt_plus.yaml", "--run.dir", "runs/diverged", "--optim.peak_lr", "1e30")
     done = run_process(workspace, "train", *flags, "--run.checkpoint_every_steps", "1")
     assert done.code == 3
-    assert done.err.startswith("angpt_jax: error: optim.peak_lr: training diverged, ")
+    assert done.err.startswith("angpt_jax: error: optim.max_bad_steps: training diverged, ")
     assert len(done.err.splitlines()) == 1
     finite = [step for step, loss in losses(workspace / "runs/diverged").items() if np.isfinite(loss)]
     saved = [int(path.name) for path in (workspace / "runs/diverged/checkpoints").iterdir()]

@@ -139,6 +139,9 @@ class AgreedStop:
     on as SIGTERM.
     """
 
+    def __init__(self) -> None:
+        self._asked, self._stopped = 0, False
+
     def __enter__(self) -> "AgreedStop":
         self._previous = signal.signal(signal.SIGINT, lambda number, frame: signal.raise_signal(signal.SIGTERM))
         return self
@@ -146,6 +149,12 @@ class AgreedStop:
     def __exit__(self, *exception: Any) -> None:
         signal.signal(signal.SIGINT, self._previous)
 
-    def at(self, step: int) -> str | None:
-        """What ends the run with this step; to be asked once a step, in all processes."""
-        return signal.SIGTERM.name if multihost_utils.reached_preemption_sync_point(step) else None
+    def only_note(self) -> None:
+        """As of a StopRequest: this one never raises."""
+
+    def asked(self) -> str | None:
+        """What ends the run; to be asked equally often in all processes: they agree on the number of a question."""
+        self._asked += 1
+        if not self._stopped:
+            self._stopped = multihost_utils.reached_preemption_sync_point(self._asked)
+        return signal.SIGTERM.name if self._stopped else None
