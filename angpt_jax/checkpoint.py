@@ -8,8 +8,11 @@ Reading them back is `angpt_jax.restore`.
 """
 
 import json
+import logging
 import shutil
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +24,11 @@ import orbax.checkpoint as ocp
 from angpt_jax import integrity
 from angpt_jax.errors import DivergedError, StorageError, UserError, warn
 from angpt_jax.processes.group import ALONE, Group
-from angpt_jax.restore import MANIFEST, STATE, steps_in
+from angpt_jax.restore import MANIFEST, STATE, reason_of, steps_in
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a save that was not committed
 DELETED = ".deleted"  # ends the name of a checkpoint that is about to go
+LEFT_SECONDS, QUIET_SECONDS = 5.0, 0.5  # how long the rest of a failed save may come again, and must not to be gone
 LEAVING_SECONDS = 20  # how long a save is waited for after an error that the other processes may not share
 
 
@@ -53,6 +57,7 @@ class Checkpoints:
         )
 
     def __enter__(self) -> "Checkpoints":
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -66,6 +71,13 @@ class Checkpoints:
             if fine:
                 raise
             warn(*failure.problems)
+        finally:
+            sys.unraisablehook = self._hook
+
+    def _unraisable(self, what: sys.UnraisableHookArgs) -> None:
+        """When a part of a save fails, TensorStore can't tell Orbax any more how the others went: no news either."""
+        if str(what.exc_value) != "Event loop is closed":
+            self._hook(what)
 
     def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
         """Starts to save `state` and `data` as `step`, unless that step is there already; all processes call it."""
@@ -119,6 +131,8 @@ class Checkpoints:
                 self._finish()
         finally:
             self._checkpointer.close()
+            if self._failed:
+                self._remove_rest_of_failed()
 
     def _finish_quietly(self) -> None:
         try:
@@ -136,12 +150,20 @@ class Checkpoints:
         except Exception as error:  # TensorStore's errors are ValueErrors, those of Orbax of many kinds
             saving, self._saving, self._failed = self._saving, None, True
             self._remove_rest(say=False)
-            said = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
             what = "write checkpoints" if saving is None else f"save step {saving}"
             raise StorageError(
-                f"run.dir: can't {what}, got {str(self._folder)!r} ({said[:300]}); make room or mend it, then start "
-                "again: the checkpoints before are as they were"
+                f"run.dir: can't {what}, got {str(self._folder)!r} ({reason_of(error)}); make room or mend it, then "
+                "start again: the checkpoints before are as they were"
             ) from error
+
+    def _remove_rest_of_failed(self) -> None:
+        """Other parts of a save that failed may still be written, and make their folders again."""
+        deadline, seen = time.monotonic() + LEFT_SECONDS, 0.0
+        while time.monotonic() < min(deadline, seen + QUIET_SECONDS) or not seen:
+            if any(UNFINISHED in path.name for path in self._folder.glob("*")) or not seen:
+                seen = time.monotonic()
+                self._remove_rest(say=False)
+            time.sleep(0.05)
 
     def _remove_rest(self, say: bool) -> None:
         """Removes what saves and deletions left that did not come to their end."""
@@ -156,3 +178,11 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
             if say and UNFINISHED in path.name:
                 warn(f"run.dir: removed the rest of a save that did not end, got {str(path)!r}; nothing to do")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Orbax logs the traceback of what it raises later, which becomes one line here."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+logging.getLogger("absl").addFilter(_is_news)

@@ -7,6 +7,7 @@ processes come to the same answer: each tries, then they tell each other, and wh
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from angpt_jax.processes.group import ALONE, Group
 STATE, MANIFEST = "state", "manifest"  # the items of a checkpoint
 ORBAX_METADATA = "_CHECKPOINT_METADATA"  # where Orbax lists the items
 SHOWN = 5  # differences in a message
+LONGEST = 200  # characters of a reason in a message
 
 
 @dataclass(frozen=True)
@@ -188,5 +190,15 @@ class _orbax_reads:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
-            said = " ".join(str(error).split())
-            raise Damaged(f"{type(error).__name__}: {said[:200]}") from error
+            raise Damaged(reason_of(error)) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What was first said of trouble with files, without where it was said."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    system = re.search(r"([^:]+) \[os_error_code", text)
+    return system[1].strip() if system else f"{type(error).__name__}: {text[:LONGEST]}"
