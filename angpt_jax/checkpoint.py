@@ -74,7 +74,7 @@ class Checkpoints:
         finally:
             sys.unraisablehook = self._hook
 
-    def _unraisable(self, what: sys.UnraisableHookArgs) -> None:
+    def _unraisable(self, what: Any) -> None:
         """When a part of a save fails, TensorStore can't tell Orbax any more how the others went: no news either."""
         if str(what.exc_value) != "Event loop is closed":
             self._hook(what)
