@@ -44,7 +44,7 @@ def abstract(tree: Any, sharding: Any = None) -> Any:
 
 
 def save(folder: Path, steps: range, **keep: int) -> None:
-    with Checkpoints(folder, **{"keep_latest": 2, **keep}) as checkpoints:
+    with Checkpoints(folder, keep.get("keep_latest", 2), keep.get("keep_every_steps")) as checkpoints:
         for step in steps:
             checkpoints.save(step, state(step), {"iterator": {"next_index": step}})
 
