@@ -4,6 +4,8 @@ Exit codes: 0 finished; 1 another process of the run is gone; 2 bad input, nothi
 is needed can't be read or written; 75 stopped on request with a checkpoint written. Anything else is a bug.
 """
 
+import sys
+
 
 class UserError(ValueError):
     """Bad input: `problems` holds one line each, `<field>: <what is wrong>, got <value>; <what is allowed>`."""
@@ -31,3 +33,9 @@ class PeerError(UserError):
     """Another process of the run is gone, or too late."""
 
     exit_code = 1
+
+
+def warn(*problems: str) -> None:
+    """One line on stderr for each, of what was wrong but does not end the run."""
+    for problem in problems:
+        print(f"angpt_jax: warning: {problem}", file=sys.stderr)

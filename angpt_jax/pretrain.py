@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import jax
 
-from angpt_jax import dry_run, experiment, flops, placement, run_dir, sharding
+from angpt_jax import dry_run, experiment, flops, placement, run_dir, run_lock, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
@@ -23,6 +23,7 @@ from angpt_jax.metrics import MetricsWriter, NoMetrics
 from angpt_jax.processes import distributed
 from angpt_jax.processes.group import AgreedStop
 from angpt_jax.progress import ProgressReport
+from angpt_jax.restore import newest_valid
 from angpt_jax.step import Batch, TrainState, is_finite
 from angpt_jax.stopping import EXIT_STOPPED, StopRequest
 
@@ -38,44 +39,51 @@ def pretrain(config: Config, name: str, request: StopRequest) -> int:
         if config.dry_run:
             group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
             return 0
-        group.agreed("run.dir can be written", partial(run_dir.make, job.directory))
-        return train(job, stop)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.built.abstract))
+        group.in_turn("run.dir can be written", partial(run_dir.preflight, job.directory, state_bytes))
+        with run_lock.locked(job.directory, group):
+            return train(job, stop)
 
 
 def train(job: Job, stop: StopRequest | AgreedStop) -> int:
-    """Trains in the run directory of the job; returns the exit code."""
+    """Trains in the run directory of the job, which is locked; returns the exit code."""
     run, group = job.config.run, job.group
-    folder = job.directory / "checkpoints"
+    group.agreed("run.dir", partial(run_dir.check, job.directory, job.config) if group.is_first else lambda: None)
     stop.only_note()
-    with Checkpoints(folder, run.keep_latest, run.keep_every_steps) as checkpoints:
-        state, batches = start(job, checkpoints)
-        with closing(batches):
+    with run_dir.storage(job.directory):
+        state, batches = start(job)
+        folder = run_dir.checkpoints_of(job.directory)
+        with closing(batches), Checkpoints(folder, run.keep_latest, run.keep_every_steps, group) as checkpoints:
             if int(state.step) >= job.last_step:
                 group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
             if group.is_first:
                 run_dir.record(job.directory, job.config)
-            stopped_by = run_job(job, state, batches, checkpoints, stop.asked)
+
+            def asked() -> str | None:
+                checkpoints.check()
+                return stop.asked()
+
+            stopped_by = run_job(job, state, batches, checkpoints, asked)
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 
 
-def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.DatasetIterator]:
-    """State and batches at the newest checkpoint that process 0 sees, or at step 0."""
+def start(job: Job) -> tuple[TrainState, grain.DatasetIterator]:
+    """State and batches at the newest checkpoint that is whole, or at step 0."""
     config, built, group = job.config, job.built, job.group
     count = sum(part.stream.count for part in job.tokens.train)
     group.say(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
     group.say(f"{count:,} training tokens; {group.banner()}")
     for line in placement.at_start(built, config.model.attention):
         group.say(line)
-    newest = group.everyone("newest checkpoint", json.dumps(checkpoints.latest_step()))[0]
-    step = json.loads(newest)
-    if step is None:
+    found = newest_valid(run_dir.checkpoints_of(job.directory), built.abstract, group)
+    if found is None:
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but {job.directory} has no checkpoint; use auto to start at step 0")
-        state = experiment.initial_state(built, config)
+        step, state = 0, experiment.initial_state(built, config)
     else:
-        state, data = checkpoints.restore(step, built.abstract)
-        job.check_data(data["fingerprint"])
+        step, state = found.step, found.state
+        job.check_data(found.data["fingerprint"])
         group.say(f"resumed at step {step} from {job.directory}")
     jax.block_until_ready(state)
     group.barrier("state is there")
@@ -83,7 +91,7 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, grain.Dataset
     batches = pipeline.train_batches(
         job.tokens.train,
         job.order,
-        start=step or 0,
+        start=step,
         process_index=part,
         process_count=parts,
         workers=config.data.workers,

@@ -1,13 +1,17 @@
-"""The folder of a run: `config.yaml`, `environment.json`, `summary.json`; and whether a config may continue it."""
+"""The folder of a run: `config.yaml`, `environment.json`, `checkpoints/`; whether a config may continue it, and whether
+files can be written there."""
 
+import errno
 import json
+import os
 import platform
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distributions
@@ -48,6 +52,8 @@ FREE_SECTIONS = ("mesh.", "distributed.")
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 
+# What a disk that fails or is full says, whichever file it is about.
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE}
 SHARED_SECONDS = 5.0  # until a file of another machine must be seen; a network file system may take a while
 
 
@@ -57,7 +63,11 @@ def locate(config: Config, name: str) -> Path:
 
 
 def holds_run(directory: Path) -> bool:
-    return (directory / "config.yaml").exists()
+    return os.path.exists(directory / "config.yaml")
+
+
+def checkpoints_of(directory: Path) -> Path:
+    return directory / "checkpoints"
 
 
 def load_config(directory: Path) -> Config:
@@ -75,6 +85,12 @@ def check(directory: Path, config: Config) -> None:
             "give a run.dir on the other disk itself, or remove them"
         )
     if not holds_run(directory):
+        folder = checkpoints_of(directory)
+        if os.path.isdir(folder) and any(folder.iterdir()):
+            raise UserError(
+                f"run.dir: holds checkpoints but no config.yaml, got {str(directory)!r}; bring it back, or use "
+                "another one"
+            )
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but there is no run in {directory}; use auto to start one")
         return
@@ -97,13 +113,64 @@ def check(directory: Path, config: Config) -> None:
 
 
 def make(directory: Path) -> None:
-    """Makes the folder, and sees that files can be written there."""
+    """Makes the folder; what it can't is the user's to mend."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
     except OSError as error:
-        raise StorageError(f"run.dir: can't be written, got {str(directory)!r}; {error.strerror}") from error
+        raise _unwritable(directory, error) from error
+
+
+def preflight(directory: Path, state_bytes: int) -> None:
+    """Raises if the checkpoints of a state can't be written to the run directory, before anything is computed: writes a
+    file, syncs and renames it, and asks for the room of two checkpoints (of one if there are some). Leaves nothing
+    behind then, else the folder of the checkpoints."""
+    folder = checkpoints_of(directory)
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    renamed = probe.with_suffix(".renamed")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        needed = state_bytes * (1 if any(path.name.isdecimal() for path in folder.iterdir()) else 2)
+        with probe.open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        probe.rename(renamed)
+        renamed.unlink()
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise UserError(
+                f"run.dir: must have room for two checkpoints, got {str(directory)!r} with {free / 1e6:.1f} MB free; "
+                f"{needed / 1e6:.1f} MB are needed"
+            )
+    except (OSError, UserError) as error:
+        for path in (probe, renamed):
+            with suppress(OSError):
+                path.unlink()
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+        raise (_unwritable(directory, error) if isinstance(error, OSError) else error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"run.dir: can't be written, got {str(directory)!r} ({error.strerror}); a folder of yours on a disk with room"
+    )
+
+
+@contextmanager
+def storage(directory: Path) -> Iterator[None]:
+    """What a disk says that fails or is full, while a run is at work, becomes a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        raise StorageError(
+            f"run.dir: can't be written any more, got {str(error.filename or directory)!r} ({error.strerror}); make "
+            "room or mend it, then start again: it goes on from the last checkpoint"
+        ) from error
 
 
 def check_shared(directory: Path, group: Group) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from jax import Array
 
 from angpt_jax import cli, experiment, run_dir
-from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.data.tokenizer import Tokenizer
 from angpt_jax.data.tokens import load_tokens
 from angpt_jax.errors import UserError
+from angpt_jax.restore import newest_valid
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,16 @@ def sample(config: SampleConfig, name: str) -> int:
         )
     trained, arch, sizes = experiment.resolved(trained)
     built = experiment.build(trained, arch, sizes)
-    with Checkpoints(directory / "checkpoints", trained.run.keep_latest) as checkpoints:
-        step = checkpoints.latest_step()
-        if step is None:
-            raise UserError(f"run.dir: holds no checkpoint, got {str(directory)!r}; train it first")
-        params = checkpoints.restore(step, built.abstract)[0].params
+    found = newest_valid(run_dir.checkpoints_of(directory), built.abstract, rename=False)
+    if found is None:
+        raise UserError(f"run.dir: holds no checkpoint, got {str(directory)!r}; train it first")
     generate = make_generate(experiment.on_one_device(built.model), tokenizer, config)
     length = min(len(prompt) + config.tokens, trained.model.context)
     buffer = np.full((config.samples, length), tokenizer.end_of_document, np.int32)
     buffer[:, : len(prompt)] = prompt
-    ids = np.asarray(generate(params, buffer, len(prompt), jax.random.key(config.seed)))
+    ids = np.asarray(generate(found.state.params, buffer, len(prompt), jax.random.key(config.seed)))
     for number, row in enumerate(ids, start=1):
-        print(f"--- sample {number} of step {step} ---")
+        print(f"--- sample {number} of step {found.step} ---")
         print(tokenizer.decode(row.tolist()))
     return 0
 

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from conftest import by_path
 
-from angpt_jax import experiment, run_dir
-from angpt_jax.checkpoint import Checkpoints
+from angpt_jax import experiment, restore, run_dir
 
 
 @cache
@@ -24,11 +23,11 @@ def abstract(config_yaml: str, folder: Path) -> Any:
 
 def state_of(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
     """path → array, of the newest checkpoint or that of `step`."""
-    with Checkpoints(run / "checkpoints", 100) as checkpoints:
-        step = checkpoints.latest_step() if step is None else step
-        assert step is not None, run
-        state, _ = checkpoints.restore(step, abstract((run / "config.yaml").read_text(), run))
-    return {path: np.asarray(leaf) for path, leaf in by_path(state).items()}
+    folder = run / "checkpoints"
+    step = max(restore.steps_in(folder)) if step is None else step
+    found = restore.read_step(folder, step, abstract((run / "config.yaml").read_text(), run))
+    assert isinstance(found, restore.Restored), found
+    return {path: np.asarray(leaf) for path, leaf in by_path(found.state).items()}
 
 
 def digest(run: Path, step: int | None = None, without: tuple[str, ...] = ()) -> str:

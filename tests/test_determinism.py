@@ -18,6 +18,7 @@ from angpt_jax import experiment, sharding, train
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, RunConfig
 from angpt_jax.experiment import Experiment
+from angpt_jax.restore import newest_valid
 
 CONFIG = Config(
     ModelConfig("angpt", EVEN.width, EVEN.layers, EVEN.heads, EVEN.vocab, 12, EVEN.feed_forward),
@@ -107,8 +108,9 @@ def moved(folder: Path, state: Any, built: Experiment, step: int) -> Any:
     """Saved from where it is, and restored to where `built` has it."""
     with Checkpoints(folder, 2) as checkpoints:
         checkpoints.save(step, state, {"fingerprint": {}})
-    with Checkpoints(folder, 2) as checkpoints:
-        return checkpoints.restore(step, built.abstract)[0]
+    found = newest_valid(folder, built.abstract)
+    assert found and found.step == step
+    return found.state
 
 
 def bits(state: Any) -> dict[str, bytes]:

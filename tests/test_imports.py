@@ -17,8 +17,8 @@ LEVELS = [
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
     "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
     "ahead.topologies",
-    "optim sharding checkpoint metrics flops ahead.roofline progress unit_progress stopping run_dir nu.monte_carlo "
-    "processes.rendezvous processes.group processes.distributed "
+    "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
+    "run_dir run_lock nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
@@ -40,7 +40,15 @@ WITHIN = {
     1: [("parts", "parts")],
     2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
     3: [("", "")],
-    4: [("data", "data"), ("data.build", "stopping"), ("processes", "processes"), ("", "processes.group")],
+    4: [
+        ("data", "data"),
+        ("data.build", "stopping"),
+        ("processes", "processes"),
+        ("", "processes.group"),
+        ("checkpoint", "integrity"),
+        ("checkpoint", "restore"),
+        ("restore", "integrity"),
+    ],
     6: [("pretrain", "job"), ("ahead", "ahead")],
     5: [
         ("evaluate", "step"),

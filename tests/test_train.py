@@ -107,12 +107,13 @@ def test_changed_data_is_refused_and_nothing_is_overwritten(workspace: Path, res
     assert tree(resumed_run) == before
 
 
-def test_a_run_directory_that_cannot_be_written_is_storage_trouble(workspace: Path) -> None:
+def test_a_run_directory_that_cannot_be_written_is_refused_at_the_start(workspace: Path) -> None:
     (workspace / "a_file").touch()
     done = run_process(workspace, "train", "--config", "tiny.yaml", "--run.dir", "a_file/run")
     assert (done.code, done.err.splitlines()[-1]) == (
-        4,
-        f"angpt_jax: error: run.dir: can't be written, got '{workspace}/a_file/run'; Not a directory",
+        2,
+        f"angpt_jax: error: run.dir: can't be written, got '{workspace}/a_file/run' (Not a directory); "
+        "a folder of yours on a disk with room",
     )
 
 
