@@ -182,7 +182,8 @@ class Checkpoints:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Orbax logs the traceback of what it raises later, which becomes one line here."""
-    return not (record.exc_info and "orbax" in record.pathname)
+    return not (record.exc_info and "orbax" in record.pathname + record.getMessage())
 
 
-logging.getLogger("absl").addFilter(_is_news)
+for _logger in ("absl", "asyncio"):  # asyncio tells of the other parts of a save that failed
+    logging.getLogger(_logger).addFilter(_is_news)
