@@ -14,6 +14,7 @@ import pytest
 from commands import Outcome, make_workspace, one_device, run_here, run_process, tree
 
 from angpt_jax import cli, metrics, pretrain, rules, run_dir, sample
+from angpt_jax import train as command
 from angpt_jax.config import Config
 from angpt_jax.evaluate import Evaluator
 from angpt_jax.loop import StepReporter
@@ -45,7 +46,7 @@ def train(workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     def run(name: str, *flags: str) -> Outcome:
         given = ("--config", "tiny.yaml", "--run.dir", f"runs/{name}", *SAVING, *flags)
-        return run_here(pretrain.pretrain, Config, "train", *given, monkeypatch=monkeypatch, capsys=capsys)
+        return run_here(command.train, Config, "train", *given, monkeypatch=monkeypatch, capsys=capsys)
 
     return run
 
