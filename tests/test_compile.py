@@ -81,11 +81,12 @@ def test_one_slice(workspace: Path):
 
 @pod
 def test_two_slices(workspace: Path):
-    done, report = compile_for(workspace, "--topology", "v5e:2x2", "--slices", "2", "--mesh.replica", "2")
+    flags = ("--topology", "v5e:4x4", "--slices", "2", "--mesh.replica", "4", "--data.batch_size", "64")
+    done, report = compile_for(workspace, *flags)
     assert (done.code, done.err) == (0, "")
-    assert (report["chips"], report["slices"], report["mesh"]["replica"]) == (8, 2, 2)
-    assert near(report["memory"]["parameters"], 4 * report["parameters"] / 4)
-    gradients = 4 * report["parameters"] / 4  # of one chip's part, over a ring of two slices
+    assert (report["chips"], report["slices"], report["mesh"]["replica"]) == (32, 2, 4)
+    assert near(report["memory"]["parameters"], 4 * report["parameters"] / 8)
+    gradients = 4 * report["parameters"] / 8 / 2  # each of two replicas in a slice sends half of its part to the other
     assert gradients <= report["collectives"]["network_bytes"] <= 1.1 * gradients
     across = [group for group in report["collectives"]["by_axes"] if group["between_slices"]]
     assert [group["kind"] for group in across] == ["all-reduce"]

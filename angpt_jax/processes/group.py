@@ -116,10 +116,11 @@ class Group:
         """Processes, hosts, devices."""
         kinds = sorted({device.device_kind for device in jax.devices()})
         hosts, local, processes = len(set(self.hosts)) or 1, jax.local_device_count(), self.processes
-        return (
-            f"{processes} process{'es' * (processes > 1)} on {hosts} host{'s' * (hosts > 1)}, {local} × "
-            f"{', '.join(kinds)} each, {jax.device_count()} devices"
-        )
+        devices = f"{local} × {', '.join(kinds)}"
+        if self.is_alone:
+            return devices
+        several = f"{processes} processes on {hosts} host{'s' * (hosts > 1)}"
+        return f"{several}, {devices} each, {jax.device_count()} devices"
 
 
 ALONE = Group()
