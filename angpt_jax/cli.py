@@ -10,7 +10,6 @@ checked and merged in `angpt_jax.form`.
 import argparse
 import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
@@ -20,14 +19,13 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from angpt_jax.errors import UserError
+from angpt_jax.errors import UserError, print_problems
 from angpt_jax.form import Form, flatten
 from angpt_jax.schema import allowed, build, leaves, sections, show
 from angpt_jax.yaml_files import dump, read_mapping
 
 T = TypeVar("T")
 
-_USER_OF_ADDRESS = re.compile(r"(:/{1,2})[^/\s]*@")  # one slash is what a Path makes of two
 _PACKAGED = Path(__file__).parent.parent / "configs"
 
 _RULES = """\
@@ -180,13 +178,6 @@ def main(
         print_problems(*error.problems)
         code = error.exit_code
     raise SystemExit(code or 0)
-
-
-def print_problems(*problems: str) -> None:
-    """One line on stderr for each, without what a terminal would obey, and without the password of an address."""
-    for problem in problems:
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in problem)
-        print("angpt_jax: error: " + _USER_OF_ADDRESS.sub(r"\1***@", line), file=sys.stderr)
 
 
 def raise_problems(problems: Iterable[str]) -> None:

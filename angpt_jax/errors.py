@@ -4,7 +4,10 @@ Exit codes: 0 finished; 1 another process of the run is gone; 2 bad input, nothi
 is needed can't be read or written; 75 stopped on request with a checkpoint written. Anything else is a bug.
 """
 
+import re
 import sys
+
+_USER_OF_ADDRESS = re.compile(r"(:/{1,2})[^/\s]*@")  # one slash is what a Path makes of two
 
 
 class UserError(ValueError):
@@ -35,7 +38,18 @@ class PeerError(UserError):
     exit_code = 1
 
 
+def print_problems(*problems: str) -> None:
+    """One line on stderr for each, of what ends the run."""
+    _print("error", problems)
+
+
 def warn(*problems: str) -> None:
     """One line on stderr for each, of what was wrong but does not end the run."""
+    _print("warning", problems)
+
+
+def _print(kind: str, problems: tuple[str, ...]) -> None:
+    """Without what a terminal would obey, and without the password of an address."""
     for problem in problems:
-        print(f"angpt_jax: warning: {problem}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in problem)
+        print(f"angpt_jax: {kind}: " + _USER_OF_ADDRESS.sub(r"\1***@", line), file=sys.stderr)

@@ -41,6 +41,11 @@ def bytes_of(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def whole_bytes_of(tree: Any) -> int:
+    """On all chips together, each array once."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def footprint(compiled: Any, abstract: Any) -> Footprint | None:
     """Of a compiled step from the state `abstract` (with shardings); None where the backend does not tell.
 

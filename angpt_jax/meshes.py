@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from angpt_jax.config import MeshConfig
 
@@ -54,6 +54,11 @@ def shape(mesh: MeshConfig, devices: int | None) -> dict[str, int | None]:
     fixed = math.prod(size for size in given.values() if size != -1)
     left = devices // fixed if devices is not None and devices % fixed == 0 else None
     return {axis: left if size == -1 else size for axis, size in given.items()}
+
+
+def words(sizes: Mapping[str, int]) -> str:
+    """`replica 2, fsdp 4, …`."""
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
 def fits(mesh: MeshConfig, devices: int) -> bool:

@@ -1,15 +1,15 @@
 """What lies where: a table of the parameters over the mesh, and the bytes of each device, as text."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
+from angpt_jax import meshes
 from angpt_jax.axes import Axes
 from angpt_jax.experiment import Experiment
-from angpt_jax.footprint import bytes_of
+from angpt_jax.footprint import bytes_of, whole_bytes_of
 
 
 def at_start(built: Experiment, attention: str) -> list[str]:
@@ -19,8 +19,7 @@ def at_start(built: Experiment, attention: str) -> list[str]:
     lines = [f"attention: {chosen}" + (f" ({attention})" if attention != chosen else "")]
     if mesh is None or mesh.size == 1:
         return lines
-    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    return [*lines, f"mesh: {axes}", *table(built)]
+    return [*lines, f"mesh: {meshes.words(mesh.shape)}", *table(built)]
 
 
 def table(built: Experiment) -> list[str]:
@@ -46,11 +45,10 @@ def table(built: Experiment) -> list[str]:
 def _split(axis: Axes, positions: Iterable[int], sharding: NamedSharding) -> str:
     """`embed: fsdp`, of those of its axes that are split."""
     over = {i: sharding.spec[i] for i in positions}
-    meshes = {i: (names,) if isinstance(names, str) else names or () for i, names in over.items()}
-    split = {i: [name for name in names if sharding.mesh.shape[name] > 1] for i, names in meshes.items()}
+    each = {i: (names,) if isinstance(names, str) else names or () for i, names in over.items()}
+    split = {i: [name for name in names if sharding.mesh.shape[name] > 1] for i, names in each.items()}
     return ", ".join(f"{axis.names[i]}: {'+'.join(names)}" for i, names in split.items() if names)
 
 
 def _total(name: str, tree: Any) -> str:
-    whole = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-    return f"{name}: {whole:,} bytes, {bytes_of(tree):,} on each device"
+    return f"{name}: {whole_bytes_of(tree):,} bytes, {bytes_of(tree):,} on each device"

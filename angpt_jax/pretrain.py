@@ -17,6 +17,7 @@ from angpt_jax.data import pipeline
 from angpt_jax.errors import DivergedError, UserError
 from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
+from angpt_jax.footprint import whole_bytes_of
 from angpt_jax.job import Job, assemble
 from angpt_jax.loop import InputBound, StepReporter, run_steps
 from angpt_jax.metrics import MetricsWriter, NoMetrics
@@ -39,7 +40,7 @@ def pretrain(config: Config, name: str, request: StopRequest) -> int:
         if config.dry_run:
             group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
             return 0
-        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.built.abstract))
+        state_bytes = whole_bytes_of(job.built.abstract)
         group.in_turn("run.dir can be written", partial(run_dir.preflight, job.directory, state_bytes))
         with run_lock.locked(job.directory, group):
             return train(job, stop)

@@ -37,7 +37,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Device]) -> Mesh:
 
 def slice_count(devices: Sequence[Device]) -> int:
     """Slices of a TPU pod, or islands of GPUs, that only a data-centre network joins."""
-    return len({getattr(device, "slice_index", None) or 0 for device in devices})
+    return len(set(map(slice_of, devices)))
+
+
+def slice_of(device: Device) -> int:
+    return getattr(device, "slice_index", None) or 0
 
 
 def parameter_shardings(axes: Any, layout: Layout) -> Any:
@@ -103,10 +107,9 @@ def parts_of_batch(held: dict[int, set[int]], mesh: dict[str, int]) -> list[tupl
     """The parts of a batch that are read by themselves, from the first rows of the blocks that each process holds."""
     parts = sorted({tuple(sorted(starts)) for starts in held.values()})
     if sum(map(len, parts)) != len(set(itertools.chain(*parts))):
-        shape = ", ".join(f"{axis} {size}" for axis, size in mesh.items())
         raise UserError(
-            f"mesh: processes must hold the same rows or different ones, got {shape} over {len(held)} processes; "
-            "mesh.tensor * mesh.context must divide the devices of a process, or be a multiple of them"
+            f"mesh: processes must hold the same rows or different ones, got {meshes.words(mesh)} over {len(held)} "
+            "processes; mesh.tensor * mesh.context must divide the devices of a process, or be a multiple of them"
         )
     return parts
 

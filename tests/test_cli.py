@@ -13,7 +13,7 @@ from command_lines import TINY, TOP_KEYS, Draw, Text, bare_train, make_folder, p
 
 from angpt_jax import cli, form
 from angpt_jax.config import Config
-from angpt_jax.errors import StorageError, UserError
+from angpt_jax.errors import StorageError, UserError, print_problems, warn
 from angpt_jax.schema import leaves
 
 
@@ -236,3 +236,13 @@ def test_nothing_here_imports_jax():
     root = Path(cli.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_warning_holds_no_more_than_an_error_does(capsys):
+    """Nothing that a terminal obeys, and no password of an address."""
+    text = "run.dir: removed, got 'a\x1b[2J' of https://user:secret@host/x; nothing to do"
+    warn(text)
+    print_problems(text)
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning == r"angpt_jax: warning: run.dir: removed, got 'a\x1b[2J' of https://***@host/x; nothing to do"
+    assert error == warning.replace("warning", "error")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from commands import tmpfs
 
 from angpt_jax import cli, run_dir
 from angpt_jax.config import Config
@@ -71,15 +72,8 @@ def test_there_must_be_room_for_two_checkpoints(tmp_path: Path, monkeypatch: pyt
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB, read-only at first."""
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,ro", "none", folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
-    try:
+    with tmpfs(tmp_path / "mounted", "size=1m,ro") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_disk_that_is_read_only_or_full_is_refused(mounted: Path) -> None:

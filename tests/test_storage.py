@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import Outcome, make_workspace, one_device, run_here, run_process, tree
+from commands import Outcome, make_workspace, one_device, run_here, run_process, tmpfs, tree
 
 from angpt_jax import cli, metrics, pretrain, rules, run_dir, sample
 from angpt_jax import train as command
@@ -218,16 +218,8 @@ def test_an_error_in_the_middle_loses_no_checkpoint_that_was_due(
 @pytest.fixture
 def small_disk(workspace: Path) -> Iterator[Path]:
     """A run directory on a file system that has room for two checkpoints and a little more, not for three."""
-    folder = workspace / "runs/small_disk"
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=1600k", "none", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
-    try:
+    with tmpfs(workspace / "runs/small_disk", "size=1600k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_ends_the_run_with_4_and_leaves_what_was_saved(workspace: Path, small_disk: Path) -> None:

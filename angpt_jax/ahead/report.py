@@ -32,7 +32,7 @@ class Analysis:
     def collectives(self) -> list[Collective]:
         mesh = self.ahead.built.layout.mesh
         assert mesh is not None
-        slices = tuple(getattr(device, "slice_index", None) or 0 for device in mesh.devices.flat)
+        slices = tuple(map(sharding.slice_of, mesh.devices.flat))
         return collectives.collectives(self.program, Places(mesh.axis_names, mesh.devices.shape, slices))
 
     @cached_property

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from angpt_jax import meshes
 from angpt_jax.ahead.collectives import KINDS
 from angpt_jax.chips import GIB
-from angpt_jax.footprint import ROWS, row
+from angpt_jax.footprint import ROWS, against, row
 
 WIDTH = 100
 
@@ -23,12 +24,11 @@ def table(report: dict[str, Any]) -> str:
 def _head(report: dict[str, Any]) -> list[str]:
     where = report["topology"] or "here"
     slices = f", {report['slices']} slices" if report["slices"] > 1 else ""
-    mesh = ", ".join(f"{axis} {size}" for axis, size in report["mesh"].items())
     kept = report["remat"]
     return [
         f"{report['config']} ({report['arch']}, {report['parameters']:,} parameters)",
         f"  devices    {where}{slices}: {report['chips']} × {report['device']}",
-        f"  mesh       {mesh}",
+        f"  mesh       {meshes.words(report['mesh'])}",
         f"  batch      {report['batch_size']} sequences of {report['context']} ({report['tokens_per_step']:,} tokens), "
         f"micro batches {report['micro_batches']}",
         f"  program    attention {report['attention']}, loss chunk {report['loss_vocab_chunk'] or 'all'}; compiled in "
@@ -40,9 +40,7 @@ def _head(report: dict[str, Any]) -> list[str]:
 def _memory(report: dict[str, Any]) -> list[str]:
     memory = report["memory"]
     rows = [row(words, memory[name], remark) for name, (words, remark) in ROWS.items() if name in memory]
-    limit, share = memory["limit"], memory["share"]
-    end = row("the chip's", limit, f"{share:.1%} used" if share is not None else "")
-    return ["memory, on each chip", *rows, end if limit else "  the chip's       unknown"]
+    return ["memory, on each chip", *rows, *against(memory["peak"], memory["limit"])]
 
 
 def _collectives(report: dict[str, Any]) -> list[str]:

@@ -15,9 +15,8 @@ from typing import NoReturn
 
 import jax
 
-from angpt_jax import cli
 from angpt_jax.config import DistributedConfig
-from angpt_jax.errors import PeerError, UserError
+from angpt_jax.errors import PeerError, UserError, print_problems
 from angpt_jax.processes import membership, rendezvous
 from angpt_jax.processes.group import ALONE, Group
 from angpt_jax.processes.membership import Membership
@@ -89,7 +88,7 @@ def _initialize(mine: Membership, listens_on: str | None, config: DistributedCon
 
 
 def _give_up(mine: Membership, seconds: float) -> None:
-    cli.print_problems(
+    print_problems(
         f"distributed.coordinator: {mine} could not join the others within {seconds:g} s, got "
         f"{mine.coordinator or 'the address that the cluster gives'}; see what the others say, or wait longer "
         "(--distributed.connect_timeout_seconds)"
@@ -101,7 +100,7 @@ def _end(*errors: BaseException) -> NoReturn:
     """Says what happened here, and who is still at work or gone; then ends without waiting."""
     for error in errors:
         if isinstance(error, UserError):
-            cli.print_problems(*error.problems)
+            print_problems(*error.problems)
         else:
             traceback.print_exception(error)
     _leave(errors[0].exit_code if isinstance(errors[0], UserError) else PeerError.exit_code)
