@@ -15,7 +15,7 @@ from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.errors import DivergedError, UserError
-from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
+from angpt_jax.evaluation import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
 from angpt_jax.footprint import whole_bytes_of
 from angpt_jax.job import Job, assemble
@@ -59,7 +59,7 @@ def train(job: Job, stop: StopRequest | AgreedStop) -> int:
                 group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
             if group.is_first:
-                run_dir.record(job.directory, job.config)
+                run_dir.record(job.directory, job.config, job.tokens.tokenizer.json)
 
             def asked() -> str | None:
                 checkpoints.check()

@@ -1,5 +1,5 @@
-"""The folder of a run: `config.yaml`, `environment.json`, `checkpoints/`; whether a config may continue it, and whether
-files can be written there."""
+"""The folder of a run: `config.yaml`, `tokenizer.json`, `environment.json`, `checkpoints/`; whether a config may
+continue it, and whether files can be written there."""
 
 import errno
 import json
@@ -48,6 +48,7 @@ FREE = {
     "run.stop_at_step",
 }
 FREE_SECTIONS = ("mesh.", "distributed.")
+TOKENIZER = "tokenizer.json"
 # What --data.on_change continue frees besides: the model stays what it is, and so do its steps.
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
@@ -213,10 +214,11 @@ def _appears(path: Path) -> bool:
     return True
 
 
-def record(directory: Path, config: Config) -> None:
-    """Writes what the run is and where it runs; not which process of it this one is."""
+def record(directory: Path, config: Config, tokenizer: str) -> None:
+    """Writes what the run is and where it runs; not which process of it this one is. `tokenizer` is its file."""
     anywhere = replace(config.distributed, coordinator=None, processes=None, process=None)
     write_whole(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    write_whole(directory / TOKENIZER, tokenizer)
     write_whole(directory / "config.yaml", cli.to_yaml(replace(config, distributed=anywhere)))
 
 

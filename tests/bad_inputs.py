@@ -64,7 +64,7 @@ def workspace(folder: Path) -> Path:
         tiny = cli.parse(Config, ["--config", "tiny.yaml"], command="train")
         load_tokens(tiny.data, tiny.model.vocab)
         run_dir.make(folder / "runs/there")
-        run_dir.record(folder / "runs/there", experiment.resolved(tiny)[0])
+        run_dir.record(folder / "runs/there", experiment.resolved(tiny)[0], ByteTokenizer.json)
     finally:
         os.chdir(with_cwd)
     return folder

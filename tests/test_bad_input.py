@@ -8,6 +8,7 @@ from commands import make_workspace, run_here, tree
 
 from angpt_jax import cli, experiment, run_dir
 from angpt_jax.config import Config
+from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.train import train
 
@@ -123,7 +124,7 @@ def other_run(workspace: Path) -> Path:
     directory = workspace / "runs" / "other"
     tiny = cli.parse(Config, ["--config", "tiny.yaml", "--model.width", "64"], command="train")
     run_dir.make(directory)
-    run_dir.record(directory, experiment.resolved(tiny)[0])
+    run_dir.record(directory, experiment.resolved(tiny)[0], ByteTokenizer.json)
     return directory
 
 

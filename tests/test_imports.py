@@ -22,9 +22,9 @@ LEVELS = [
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluate experiment placement footprint dry_run loop "
+    "step instruments evaluation experiment fold placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain ahead.step ahead.report ahead.table",
+    "job pretrain trained ahead.step ahead.report ahead.table",
     "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
@@ -51,7 +51,7 @@ WITHIN = {
     ],
     6: [("pretrain", "job"), ("ahead", "ahead")],
     5: [
-        ("evaluate", "step"),
+        ("evaluation", "step"),
         ("instruments", "step"),
         ("experiment", "step"),
         ("experiment", "instruments"),
@@ -62,7 +62,7 @@ WITHIN = {
         ("placement", "footprint"),
         ("loop", "step"),
         ("plots", "plots"),
-        ("loop", "evaluate"),
+        ("loop", "evaluation"),
     ],
 }
 ON_DEVICES = {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}

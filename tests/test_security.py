@@ -24,7 +24,7 @@ from pyarrow import parquet
 import angpt_jax
 from angpt_jax import cli, links, metrics, rules, run_dir
 from angpt_jax.config import Config
-from angpt_jax.data.tokenizer import train_bpe
+from angpt_jax.data.tokenizer import ByteTokenizer, train_bpe
 from angpt_jax.prepare import PrepareConfig, prepare
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.schema import leaves
@@ -316,16 +316,24 @@ def test_a_hostile_name_writes_nothing_outside(name: str, folder: Path, tmp_path
     directory = run_dir.locate(config, "tiny")
     run_dir.check(directory, config)
     run_dir.make(directory)
-    run_dir.record(directory, config)
+    run_dir.record(directory, config, ByteTokenizer.json)
     with metrics.MetricsWriter(directory, 0) as writer:
         writer.write({"step": 1, "tokens": 1, "loss": 1.0})
     new = [path for path in tree(tmp_path) if path not in before and path != "a/w/x.yaml"]
     inside = str(directory.resolve().relative_to(tmp_path.resolve()))
-    assert directory.resolve().is_relative_to(folder.resolve()) and len(new) == 4
+    assert directory.resolve().is_relative_to(folder.resolve()) and len(new) == 5
     assert all(path.startswith(f"{inside}/") for path in new)
 
 
-LINKS = ["config.yaml", "config.draft", "environment.json", "metrics.jsonl", "instruments.jsonl", "summary.json"]
+LINKS = [
+    "config.yaml",
+    "tokenizer.json",
+    "config.draft",
+    "environment.json",
+    "metrics.jsonl",
+    "instruments.jsonl",
+    "summary.json",
+]
 LINKS += ["checkpoints", "tensorboard", "checkpoints/5", "checkpoints/5/state", "lock", "anything/at/all"]
 
 

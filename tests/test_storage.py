@@ -16,7 +16,7 @@ from commands import Outcome, make_workspace, one_device, run_here, run_process,
 from angpt_jax import cli, metrics, pretrain, rules, run_dir, sample
 from angpt_jax import train as command
 from angpt_jax.config import Config
-from angpt_jax.evaluate import Evaluator
+from angpt_jax.evaluation import Evaluator
 from angpt_jax.loop import StepReporter
 from angpt_jax.stopping import StopRequest
 

@@ -14,7 +14,15 @@ from commands import TINY, make_workspace, one_device, run_process, tree
 
 from angpt_jax import metrics
 
-FILES = {"config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json"}
+FILES = {
+    "config.yaml",
+    "tokenizer.json",
+    "environment.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "checkpoints",
+    "summary.json",
+}
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,8 @@ class Tokenizer(ABC):
         fingerprint: equal for two tokenizers only if they give the same ids
     """
 
+    json: str  # the content of a file that `tokenizer_files.load_tokenizer` makes the same tokenizer of
+
     def __init__(self, pieces: Sequence[bytes], end_of_document: int, fingerprint: str):
         self.size = len(pieces)
         self.end_of_document = end_of_document
@@ -56,6 +58,8 @@ class Tokenizer(ABC):
 
 class ByteTokenizer(Tokenizer):
     """Ids are the bytes of the UTF-8 text; the id behind them ends a document."""
+
+    json = json.dumps({"tokenizer": "bytes"})
 
     def __init__(self):
         super().__init__([*(bytes([byte]) for byte in range(256)), b""], 256, "bytes")

@@ -17,7 +17,7 @@ from angpt_jax.config import MeshConfig
 from angpt_jax.data.pipeline import Order, Packing, ValidationSet, train_batches, validation_windows
 from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.data.tokens import Weighted
-from angpt_jax.evaluate import Evaluation, Evaluator, as_record, evaluate, make_window_nats
+from angpt_jax.evaluation import Evaluation, Evaluator, as_record, evaluate, make_window_nats
 from angpt_jax.sharding import batch_putter, make_layout
 
 BYTES = 257

@@ -1,0 +1,86 @@
+"""A trained model as it is used: the newest checkpoint of a run, on the devices here, as it is or folded."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from angpt_jax import cli, experiment, fold, rules, run_dir, sharding
+from angpt_jax.config import Config, MeshConfig
+from angpt_jax.data.tokenizer import Tokenizer
+from angpt_jax.data.tokenizer_files import load_tokenizer
+from angpt_jax.errors import UserError
+from angpt_jax.model import Decoder
+from angpt_jax.restore import newest_valid
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a run.
+
+    Args:
+        step: of the checkpoint
+        config: of the run, resolved; its mesh is the one here
+        model: the decoder, whose `arch` is a plain one if it was folded
+        params: float32, lying as the mesh says
+        tokenizer: of the run
+    """
+
+    step: int
+    config: Config
+    model: Decoder
+    params: Any
+    tokenizer: Tokenizer
+
+    @property
+    def context(self) -> int:
+        """Tokens of a window, which the model was trained on."""
+        return self.config.model.context
+
+
+def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute_dtype: str | None = None) -> Trained:
+    """The model of the newest checkpoint that is whole in a run directory.
+
+    Args:
+        directory: of the run
+        mesh: how it lies on the devices here
+        folded: whether its parameters are folded (`angpt_jax.fold`); None where its architecture can be
+        compute_dtype: of the products, in place of that of the run
+    """
+    config, arch, sizes = experiment.resolved(_as_used(run_dir.load_config(directory), mesh, compute_dtype))
+    cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
+    obstacles = list(fold.obstacles(arch, config.model.tied_embeddings))
+    if folded and obstacles:
+        raise UserError(
+            f"fold: {arch.name} can't be written as a plain decoder ({'; '.join(obstacles)}), got true; false"
+        )
+    tokenizer = load_tokenizer(str(directory / run_dir.TOKENIZER), "run.dir")
+    built = experiment.build(config, arch, sizes)
+    found = newest_valid(run_dir.checkpoints_of(directory), built.abstract, rename=False)
+    if found is None:
+        raise UserError(f"run.dir: holds no checkpoint, got {str(directory)!r}; train it first")
+    model, params = built.model, found.state.params
+    if folded or (folded is None and not obstacles):
+        model, params = _folded(model, params)
+    return Trained(found.step, config, model, params, tokenizer)
+
+
+def _as_used(config: Config, mesh: MeshConfig, compute_dtype: str | None) -> Config:
+    """The config of a run without what only training needs: any mesh can have one row a device."""
+    return replace(
+        config,
+        model=replace(config.model, attention="auto", compute_dtype=compute_dtype or config.model.compute_dtype),
+        optim=replace(config.optim, micro_batches=1),
+        data=replace(config.data, batch_size=jax.device_count()),
+        mesh=mesh,
+    )
+
+
+def _folded(model: Decoder, params: Any) -> tuple[Decoder, Any]:
+    params = jax.jit(partial(fold.folded, model.arch, model.sizes))(params)
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
+        raise UserError("fold: an alpha of exactly 1 forgets the stream, which plain sums can't, got true; false")
+    return model.clone(arch=fold.plain(model.arch)), params
