@@ -44,7 +44,7 @@ answer() {
 # A false train that runs until it is asked to stop, and in no case for ever.
 HANG = 'echo "pid $$" >>"$CALLS"; trap "echo stopped; exit 75" TERM; echo hanging >>"$CALLS"; '
 HANG += "while ((SECONDS < 20)); do sleep 0.02; done"
-# No script can trap what is ignored where the tests were started: SIGINT in the background of a shell, SIGHUP under nohup.
+# A script can't trap what is ignored where the tests were started: SIGINT behind a shell's &, SIGHUP under nohup.
 HEAR_SIGNALS = [str(shutil.which("env")), "--default-signal=HUP,INT,TERM"]
 
 
