@@ -16,9 +16,10 @@ from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
 from angpt_jax.config import Config, ModelConfig
 from angpt_jax.errors import UserError
+from angpt_jax.how import How
 from angpt_jax.instruments import make_observer
 from angpt_jax.layout import Device, Layout
-from angpt_jax.model import Decoder, How
+from angpt_jax.model import Decoder
 from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 

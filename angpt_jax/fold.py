@@ -85,7 +85,7 @@ def plain(arch: Arch) -> Arch:
         value=NOTHING if _is_factor(arch.value) else arch.value,
         hidden_norm=NOTHING if _is_factor(arch.hidden_norm) else arch.hidden_norm,
         gate=arch.gate.replace(gate_scale=1.0) if arch.gate.kind is GatedActivation else arch.gate,
-        nu=Nu(),
+        nu=Nu() if _is_factor(arch.hidden_norm) else Nu(activation=arch.nu.activation),
         constraint=Constraint(),
     )
 
@@ -116,10 +116,10 @@ def _mlp(arch: Arch, sizes: Sizes, weights: Any, read_ND: Array, write_ND: Array
     factors = {"up": nu.up, "gate": nu.gate * gate_scale}
     for role in arch.gate.kind.inputs:
         out[role] = weights[role] * read_ND[:, :, None] * factors[role]
-    out["down"] = weights["down"] * write_ND[:, None, :] * (nu.activation * nu.down)
+    out["down"] = weights["down"] * write_ND[:, None, :] * nu.down
     if _is_factor(arch.hidden_norm):
         hidden_NF = _stacked(arch.hidden_norm, out.pop("hidden_norm", None), sizes, (sizes.feed_forward,))
-        out["down"] = out["down"] * hidden_NF[:, :, None]
+        out["down"] = out["down"] * hidden_NF[:, :, None] * nu.activation
     return out
 
 

@@ -57,7 +57,7 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
         raise UserError(
             f"fold: {arch.name} can't be written as a plain decoder ({'; '.join(obstacles)}), got true; false"
         )
-    tokenizer = load_tokenizer(str(directory / run_dir.TOKENIZER), "run.dir")
+    tokenizer = tokenizer_of(directory)
     built = experiment.build(config, arch, sizes)
     found = newest_valid(run_dir.checkpoints_of(directory), built.abstract, rename=False)
     if found is None:
@@ -66,6 +66,11 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
     if folded or (folded is None and not obstacles):
         model, params = _folded(model, params)
     return Trained(found.step, config, model, params, tokenizer)
+
+
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer that a run keeps."""
+    return load_tokenizer(str(directory / run_dir.TOKENIZER), "run.dir")
 
 
 def _as_used(config: Config, mesh: MeshConfig, compute_dtype: str | None) -> Config:

@@ -14,7 +14,7 @@ LEVELS = [
     "errors files json_text links nu axes part layout ops measure attention attention.choice attention.context "
     "attention.splash chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
-    "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
+    "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
     "ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
@@ -22,7 +22,7 @@ LEVELS = [
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluation experiment fold placement footprint dry_run loop "
+    "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
     "job pretrain trained ahead.step ahead.report ahead.table",
     "train sample prepare report compile nu.__main__",
@@ -38,7 +38,15 @@ WITHIN = {
         ("ahead", "ahead"),
     ],
     1: [("parts", "parts")],
-    2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
+    2: [
+        ("archs", "archs"),
+        ("archs", "arch"),
+        ("model", "arch"),
+        ("model", "how"),
+        ("model", "seen"),
+        ("seen", "how"),
+        ("places", "arch"),
+    ],
     3: [("", "")],
     4: [
         ("data", "data"),
@@ -61,6 +69,7 @@ WITHIN = {
         ("dry_run", "footprint"),
         ("placement", "footprint"),
         ("loop", "step"),
+        ("generate", "decoding"),
         ("plots", "plots"),
         ("loop", "evaluation"),
     ],

@@ -50,6 +50,10 @@ class Tokenizer(ABC):
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, without special ones, even where a text spells a special token out."""
 
+    def document(self, text: str) -> list[int]:
+        """The ids of a document that begins with `text`."""
+        return [self.end_of_document, *self.encode([text])[0].tolist()]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special ids are dropped, bytes that are no UTF-8 and unknown ids become U+FFFD."""
         pieces = (self._pieces[i] if i < self.size else b"\xff" for i in ids)
