@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -84,6 +84,8 @@ def assemble(config: Config, name: str, group: Group) -> Job:
 
 
 def _resolved(config: Config, name: str, looks_there: bool) -> tuple[Config, Arch, Sizes, Path]:
+    if config.run.init_from is not None:
+        config = replace(config, run=replace(config.run, init_from=str(Path(config.run.init_from).absolute())))
     config, arch, sizes = experiment.resolved(config)
     cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
     directory = run_dir.locate(config, name)

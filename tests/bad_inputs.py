@@ -713,7 +713,7 @@ ROWS = [
             (
                 "run.cast: unknown key; the keys of run are steps, dir, stop_at_step, log_every_steps, "
                 "instrument_every_steps, eval_every_steps, checkpoint_every_steps, keep_latest, "
-                "keep_every_steps, seed, resume"
+                "keep_every_steps, seed, resume, init_from"
             )
         ],
         early=True,
@@ -853,7 +853,7 @@ ROWS = [
             (
                 "run.wandb: unknown key; the keys of run are steps, dir, stop_at_step, log_every_steps, "
                 "instrument_every_steps, eval_every_steps, checkpoint_every_steps, keep_latest, "
-                "keep_every_steps, seed, resume"
+                "keep_every_steps, seed, resume, init_from"
             )
         ],
         early=True,

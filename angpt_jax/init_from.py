@@ -1,0 +1,127 @@
+"""The weights that a new run starts from: those of another run, or of a folder of weights alone (`run.init_from`).
+
+    params = read(job)          # None: the run goes on from a checkpoint of its own, or draws its weights
+
+What does not fit is refused, with nothing written: other sizes, another architecture, another tokenizer, folded
+weights.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from angpt_jax import run_dir, trained, weights_folder
+from angpt_jax.arch import Arch, Sizes
+from angpt_jax.config import Config
+from angpt_jax.data.tokenizer import Tokenizer
+from angpt_jax.data.tokenizer_files import load_tokenizer
+from angpt_jax.errors import UserError
+from angpt_jax.job import Job
+from angpt_jax.processes.group import Group
+from angpt_jax.restore import SHOWN, newest_params, steps_in
+from angpt_jax.step import is_finite
+
+FIELD = "run.init_from"
+KEPT = "the file that the run kept, or none"
+OF_TRAINING = {"name", "init", "constraint", "optimizer"}  # what of an architecture is not in the function of a model
+
+
+def read(job: Job) -> Any:
+    """The parameters that the run starts from, as its mesh wants them; None if it does not start from any."""
+    if not _is_asked(job):
+        return None
+    check(job)
+    source = _source(job)
+    params = _params(source, job.built.abstract.params, job.group)
+    if not is_finite(params):
+        raise UserError(f"{FIELD}: holds numbers that are not finite, got {str(source)!r}; another one")
+    return params
+
+
+def check(job: Job) -> None:
+    """Refuses, in all processes, what can be told without the weights themselves."""
+    if _is_asked(job):
+        job.group.agreed(FIELD, partial(_check, job))
+
+
+def recorded(job: Job) -> Config:
+    """The config as the run directory keeps it: a run that has checkpoints started from what it once started from."""
+    if not steps_in(run_dir.checkpoints_of(job.directory)):
+        return job.config
+    before = run_dir.load_config(job.directory).run.init_from
+    return replace(job.config, run=replace(job.config.run, init_from=before))
+
+
+def _is_asked(job: Job) -> bool:
+    """Whether the run starts from weights that are given; as process 0 sees its checkpoints."""
+    if job.config.run.init_from is None:
+        return False
+    has_some = job.group.is_first and bool(steps_in(run_dir.checkpoints_of(job.directory)))
+    return not json.loads(job.group.everyone(f"{FIELD}: is new", json.dumps(has_some))[0])
+
+
+def _source(job: Job) -> Path:
+    return Path(job.config.run.init_from or "")
+
+
+def _params(source: Path, abstract: Any, group: Group) -> Any:
+    """The newest parameters in `source` that are whole, in the shapes and shardings of `abstract`."""
+    found = newest_params(run_dir.checkpoints_of(source), abstract, group, FIELD)
+    if found is None:
+        raise UserError(f"{FIELD}: holds no checkpoint, got {str(source)!r}; a run that has saved one")
+    weights_folder.check(source, False, found.data, FIELD)
+    group.say(f"starts from the weights of step {found.step} in {source}")
+    return found.state
+
+
+def _check(job: Job) -> None:
+    source = _source(job)
+    if not run_dir.holds_run(source):
+        raise UserError(
+            f"{FIELD}: holds no weights (no config.yaml), got {str(source)!r}; a run directory, or a folder that "
+            "export --format orbax wrote"
+        )
+    if weights_folder.is_folded(source, FIELD):
+        raise UserError(
+            f"{FIELD}: holds folded weights, which are of another architecture, got {str(source)!r}; weights that are "
+            "not folded"
+        )
+    config, arch, sizes = trained.config_of(source, FIELD)
+    ties = config.model.tied_embeddings, job.config.model.tied_embeddings
+    different = list(_differences((arch, sizes, ties[0]), (job.arch, job.sizes, ties[1])))
+    if different:
+        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        raise UserError(
+            f"{FIELD}: its model is not that of this run, got {str(source)!r}, which differs in "
+            f"{'; '.join(different[:SHOWN])}{more}; use its model, or no --{FIELD}"
+        )
+    _check_tokenizer(source, job.tokens.tokenizer)
+
+
+def _differences(saved: tuple[Arch, Sizes, bool], wanted: tuple[Arch, Sizes, bool]) -> Iterator[str]:
+    """What makes another function of the same weights, or other weights. How long a window is, how weights are drawn
+    and what they are held to do not."""
+    (old, old_sizes, was_tied), (new, new_sizes, is_tied) = saved, wanted
+    before, after = (asdict(replace(sizes, kv_heads=sizes.key_value_heads)) for sizes in (old_sizes, new_sizes))
+    pairs = [(f"model.{name}", before[name], after[name]) for name in before]
+    pairs.append(("model.tied_embeddings", was_tied, is_tied))
+    places = [f.name for f in fields(Arch) if f.name not in OF_TRAINING]
+    others = [(f"model.places.{name}", getattr(old, name), getattr(new, name)) for name in places]
+    if old.name != new.name and any(was != now for _, was, now in others):
+        others = [("model.arch", old.name, new.name)]
+    for key, was, now in pairs + others:
+        if was != now:
+            yield f"{key} (saved: {was}, wanted: {now})"
+
+
+def _check_tokenizer(source: Path, ours: Tokenizer) -> None:
+    """Ids must mean what they meant. A folder without a tokenizer may be anything's."""
+    path = source / run_dir.TOKENIZER
+    if path.exists() and load_tokenizer(str(path), FIELD, KEPT).fingerprint != ours.fingerprint:
+        raise UserError(
+            f"{FIELD}: its tokenizer is not that of this run, got {str(path)!r}; give that as data.tokenizer (prepare "
+            f"takes it as --tokenizer), or no --{FIELD}"
+        )
