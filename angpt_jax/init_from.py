@@ -7,7 +7,6 @@ weights.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -91,7 +90,7 @@ def _check(job: Job) -> None:
         )
     config, arch, sizes = trained.config_of(source, FIELD)
     ties = config.model.tied_embeddings, job.config.model.tied_embeddings
-    different = list(_differences((arch, sizes, ties[0]), (job.arch, job.sizes, ties[1])))
+    different = _differences((arch, sizes, ties[0]), (job.arch, job.sizes, ties[1]))
     if different:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise UserError(
@@ -101,20 +100,23 @@ def _check(job: Job) -> None:
     _check_tokenizer(source, job.tokens.tokenizer)
 
 
-def _differences(saved: tuple[Arch, Sizes, bool], wanted: tuple[Arch, Sizes, bool]) -> Iterator[str]:
-    """What makes another function of the same weights, or other weights. How long a window is, how weights are drawn
-    and what they are held to do not."""
+def _differences(saved: tuple[Arch, Sizes, bool], wanted: tuple[Arch, Sizes, bool]) -> list[str]:
+    """What makes other weights, or another function of the same: sizes, or, where they agree, what fills the places.
+    How long a window is, how weights are drawn and what they are held to may differ."""
     (old, old_sizes, was_tied), (new, new_sizes, is_tied) = saved, wanted
     before, after = (asdict(replace(sizes, kv_heads=sizes.key_value_heads)) for sizes in (old_sizes, new_sizes))
-    pairs = [(f"model.{name}", before[name], after[name]) for name in before]
-    pairs.append(("model.tied_embeddings", was_tied, is_tied))
-    places = [f.name for f in fields(Arch) if f.name not in OF_TRAINING]
-    others = [(f"model.places.{name}", getattr(old, name), getattr(new, name)) for name in places]
-    if old.name != new.name and any(was != now for _, was, now in others):
-        others = [("model.arch", old.name, new.name)]
-    for key, was, now in pairs + others:
-        if was != now:
-            yield f"{key} (saved: {was}, wanted: {now})"
+    before["tied_embeddings"], after["tied_embeddings"] = was_tied, is_tied
+    of_sizes = [_difference(name, before[name], after[name]) for name in before if before[name] != after[name]]
+    names = [f.name for f in fields(Arch) if f.name not in OF_TRAINING and getattr(old, f.name) != getattr(new, f.name)]
+    if of_sizes or not names:
+        return of_sizes
+    if old.name != new.name:
+        return [_difference("arch", old.name, new.name)]
+    return [_difference(f"places.{name}", getattr(old, name), getattr(new, name)) for name in names]
+
+
+def _difference(field: str, saved: object, wanted: object) -> str:
+    return f"model.{field} (saved: {saved}, wanted: {wanted})"
 
 
 def _check_tokenizer(source: Path, ours: Tokenizer) -> None:

@@ -25,9 +25,9 @@ def make_run(folder: Path, name: str, *flags: str) -> Path:
 
 
 def flip(run: Path, step: int) -> None:
-    """Damages the largest file of a checkpoint, all over."""
+    """Damages the largest file of a checkpoint, all over its middle."""
     largest = max((run / "checkpoints" / str(step)).rglob("d/*"), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
-    for place in range(50, len(content), 400):
+    for place in range(len(content) // 4, 3 * len(content) // 4, 400):
         content[place] ^= 1
     largest.write_bytes(content)
