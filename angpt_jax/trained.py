@@ -71,7 +71,8 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
         raise UserError(
             f"fold: {arch.name} can't be written as a plain decoder ({'; '.join(obstacles)}), got true; false"
         )
-    tokenizer = _tokenizer(directory, config)
+    tokenizer = tokenizer_of(directory)
+    _check_vocab(directory, tokenizer, config.model.vocab)
     built = experiment.build(config, fold.plain(arch) if was_folded else arch, sizes)
     found = newest_params(run_dir.checkpoints_of(directory), built.abstract.params)
     if found is None:
@@ -108,16 +109,17 @@ def _blaming(directory: Path, field: str) -> Iterator[None]:
         ) from error
 
 
-def _tokenizer(directory: Path, config: Config) -> Tokenizer:
-    tokenizer = load_tokenizer(
-        str(directory / run_dir.TOKENIZER), "run.dir", "the file that the run kept; bring it back"
-    )
-    if tokenizer.size > config.model.vocab:
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer that a run keeps."""
+    return load_tokenizer(str(directory / run_dir.TOKENIZER), "run.dir", "the file that the run kept; bring it back")
+
+
+def _check_vocab(directory: Path, tokenizer: Tokenizer, vocab: int) -> None:
+    if tokenizer.size > vocab:
         raise UserError(
             f"run.dir: has a tokenizer that is not its own, got {str(directory)!r} with {tokenizer.size} entries and "
-            f"model.vocab {config.model.vocab}; bring the right {run_dir.TOKENIZER} back"
+            f"model.vocab {vocab}; bring the right {run_dir.TOKENIZER} back"
         )
-    return tokenizer
 
 
 def _as_used(config: Config, mesh: MeshConfig, compute_dtype: str | None) -> Config:

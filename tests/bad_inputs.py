@@ -99,6 +99,11 @@ def prepared(folder: Path, ids: Any = range(250), largest: int | None = None) ->
     return json.loads((made / MANIFEST).read_text())
 
 
+def compiled_before(folder: Path) -> None:
+    """Makes the cache of compiled programs, which a start opens once it has read the tokens."""
+    (folder / "cache/xla").mkdir()
+
+
 def with_ids(ids: Any, largest: int | None = None) -> Make:
     return lambda folder: prepared(folder, ids, largest)
 
@@ -789,6 +794,45 @@ ROWS = [
             )
         ],
         early=True,
+    ),
+    Row(
+        48,
+        "--run.init_from gs://bucket/run",
+        [
+            (
+                "run.init_from: must be a path of a file system, got 'gs://bucket/run'; mount the bucket, or download,"
+                " and give its path"
+            )
+        ],
+        early=True,
+    ),
+    Row(
+        48,
+        f"--run.init_from runs/{'x' * 300}",
+        [
+            (
+                "run.init_from: must have no part longer than 255 bytes, got "
+                "'runs/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+            )
+        ],
+        early=True,
+    ),
+    Row(
+        44,
+        "--run.init_from runs/nowhere",
+        [
+            (
+                "run.init_from: holds no weights (no config.yaml), got '{w}/runs/nowhere'; a run directory, or a "
+                "folder that export --format orbax wrote"
+            )
+        ],
+        compiled_before,
+    ),
+    Row(
+        44,
+        "--run.init_from runs/there",
+        ["run.init_from: holds no checkpoint, got '{w}/runs/there'; a run that has saved one"],
+        compiled_before,
     ),
     Row(
         51,
