@@ -1,9 +1,9 @@
 """The weights that a new run starts from: those of another run, or of a folder of weights alone (`run.init_from`).
 
-    params = read(job)          # None: the run goes on from a checkpoint of its own, or draws its weights
+    check(config, arch, sizes, tokenizer, directory, group)     # before anything is compiled or written
+    params = read(config, directory, abstract, group)           # None: the run goes on from a checkpoint, or draws them
 
-What does not fit is refused, with nothing written: other sizes, another architecture, another tokenizer, folded
-weights.
+What does not fit is refused: other sizes, another architecture, another tokenizer, folded weights.
 """
 
 import json
@@ -18,7 +18,6 @@ from angpt_jax.config import Config
 from angpt_jax.data.tokenizer import Tokenizer
 from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.errors import UserError
-from angpt_jax.job import Job
 from angpt_jax.processes.group import Group
 from angpt_jax.restore import SHOWN, newest_params, steps_in
 from angpt_jax.step import is_finite
@@ -28,46 +27,44 @@ KEPT = "the file that the run kept, or none"
 OF_TRAINING = {"name", "init", "constraint", "optimizer"}  # what of an architecture is not in the function of a model
 
 
-def read(job: Job) -> Any:
-    """The parameters that the run starts from, as its mesh wants them; None if it does not start from any."""
-    if not _is_asked(job):
+def check(config: Config, arch: Arch, sizes: Sizes, tokenizer: Tokenizer, directory: Path, group: Group) -> None:
+    """Refuses, in all processes, what can be told without the weights themselves. All is that of the new run."""
+    source = _source(config, directory, group, "check")
+    if source is not None:
+        group.agreed(FIELD, partial(_check, source, config, arch, sizes, tokenizer))
+
+
+def read(config: Config, directory: Path, abstract: Any, group: Group) -> Any:
+    """The parameters that the run in `directory` starts from, in the shapes and shardings of `abstract`; None if it
+    does not start from any."""
+    source = _source(config, directory, group, "read")
+    if source is None:
         return None
-    check(job)
-    source = _source(job)
-    params = _params(source, job.built.abstract.params, job.group)
+    params = _params(source, abstract, group)
     if not is_finite(params):
         raise UserError(f"{FIELD}: holds numbers that are not finite, got {str(source)!r}; another one")
     return params
 
 
-def check(job: Job) -> None:
-    """Refuses, in all processes, what can be told without the weights themselves."""
-    if _is_asked(job):
-        job.group.agreed(FIELD, partial(_check, job))
-
-
-def recorded(job: Job) -> Config:
+def recorded(config: Config, directory: Path) -> Config:
     """The config as the run directory keeps it: a run that has checkpoints started from what it once started from."""
-    if not steps_in(run_dir.checkpoints_of(job.directory)):
-        return job.config
-    before = run_dir.load_config(job.directory).run.init_from
-    return replace(job.config, run=replace(job.config.run, init_from=before))
+    if not steps_in(run_dir.checkpoints_of(directory)):
+        return config
+    before = run_dir.load_config(directory).run.init_from
+    return replace(config, run=replace(config.run, init_from=before))
 
 
-def _is_asked(job: Job) -> bool:
-    """Whether the run starts from weights that are given; as process 0 sees its checkpoints."""
-    if job.config.run.init_from is None:
-        return False
-    has_some = job.group.is_first and bool(steps_in(run_dir.checkpoints_of(job.directory)))
-    return not json.loads(job.group.everyone(f"{FIELD}: is new", json.dumps(has_some))[0])
-
-
-def _source(job: Job) -> Path:
-    return Path(job.config.run.init_from or "")
+def _source(config: Config, directory: Path, group: Group, what: str) -> Path | None:
+    """Where the weights are; None if none are asked for, or the run has checkpoints, as process 0 sees it."""
+    if config.run.init_from is None:
+        return None
+    has_some = group.is_first and bool(steps_in(run_dir.checkpoints_of(directory)))
+    is_new = not json.loads(group.everyone(f"{FIELD}: {what}", json.dumps(has_some))[0])
+    return Path(config.run.init_from) if is_new else None
 
 
 def _params(source: Path, abstract: Any, group: Group) -> Any:
-    """The newest parameters in `source` that are whole, in the shapes and shardings of `abstract`."""
+    """The newest parameters in `source` that are whole."""
     found = newest_params(run_dir.checkpoints_of(source), abstract, group, FIELD)
     if found is None:
         raise UserError(f"{FIELD}: holds no checkpoint, got {str(source)!r}; a run that has saved one")
@@ -76,8 +73,7 @@ def _params(source: Path, abstract: Any, group: Group) -> Any:
     return found.state
 
 
-def _check(job: Job) -> None:
-    source = _source(job)
+def _check(source: Path, ours: Config, arch: Arch, sizes: Sizes, tokenizer: Tokenizer) -> None:
     if not run_dir.holds_run(source):
         raise UserError(
             f"{FIELD}: holds no weights (no config.yaml), got {str(source)!r}; a run directory, or a folder that "
@@ -88,16 +84,16 @@ def _check(job: Job) -> None:
             f"{FIELD}: holds folded weights, which are of another architecture, got {str(source)!r}; weights that are "
             "not folded"
         )
-    config, arch, sizes = trained.config_of(source, FIELD)
-    ties = config.model.tied_embeddings, job.config.model.tied_embeddings
-    different = _differences((arch, sizes, ties[0]), (job.arch, job.sizes, ties[1]))
+    config, saved_arch, saved_sizes = trained.config_of(source, FIELD)
+    saved = saved_arch, saved_sizes, config.model.tied_embeddings
+    different = _differences(saved, (arch, sizes, ours.model.tied_embeddings))
     if different:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise UserError(
             f"{FIELD}: its model is not that of this run, got {str(source)!r}, which differs in "
             f"{'; '.join(different[:SHOWN])}{more}; use its model, or no --{FIELD}"
         )
-    _check_tokenizer(source, job.tokens.tokenizer)
+    _check_tokenizer(source, tokenizer)
 
 
 def _differences(saved: tuple[Arch, Sizes, bool], wanted: tuple[Arch, Sizes, bool]) -> list[str]:

@@ -38,10 +38,9 @@ def pretrain(config: Config, name: str, request: StopRequest) -> int:
     ):
         job = assemble(config, name, group)
         if config.dry_run:
-            init_from.check(job)
             group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
             return 0
-        params = init_from.read(job)
+        params = init_from.read(job.config, job.directory, job.built.abstract.params, group)
         state_bytes = whole_bytes_of(job.built.abstract)
         group.in_turn("run.dir can be written", partial(run_dir.preflight, job.directory, state_bytes))
         with run_lock.locked(job.directory, group):
@@ -62,7 +61,7 @@ def train(job: Job, stop: StopRequest | AgreedStop, params: Any = None) -> int:
                 group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
             if group.is_first:
-                run_dir.record(job.directory, init_from.recorded(job), job.tokens.tokenizer.json)
+                run_dir.record(job.directory, init_from.recorded(job.config, job.directory), job.tokens.tokenizer.json)
 
             def asked() -> str | None:
                 checkpoints.check()

@@ -99,11 +99,6 @@ def prepared(folder: Path, ids: Any = range(250), largest: int | None = None) ->
     return json.loads((made / MANIFEST).read_text())
 
 
-def compiled_before(folder: Path) -> None:
-    """Makes the cache of compiled programs, which a start opens once it has read the tokens."""
-    (folder / "cache/xla").mkdir()
-
-
 def with_ids(ids: Any, largest: int | None = None) -> Make:
     return lambda folder: prepared(folder, ids, largest)
 
@@ -826,13 +821,6 @@ ROWS = [
                 "folder that export --format orbax wrote"
             )
         ],
-        compiled_before,
-    ),
-    Row(
-        44,
-        "--run.init_from runs/there",
-        ["run.init_from: holds no checkpoint, got '{w}/runs/there'; a run that has saved one"],
-        compiled_before,
     ),
     Row(
         51,

@@ -53,7 +53,7 @@ WITHIN = {
     6: [
         ("pretrain", "job"),
         ("pretrain", "init_from"),
-        ("init_from", "job"),
+        ("job", "init_from"),
         ("init_from", "trained"),
         ("weights", "trained"),
         ("ahead", "ahead"),

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,6 +61,10 @@ def job_of(source: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Job:
     return assemble(cli.parse(Config, [*FLAGS, "--run.dir", "runs/new", *flags], command="train"), "tiny", ALONE)
 
 
+def read(job: Job) -> Any:
+    return init_from.read(job.config, job.directory, job.built.abstract.params, ALONE)
+
+
 def losses(run: Path, key: str) -> dict[int, float]:
     return {record["step"]: record[key] for record in metrics.read(run / "metrics.jsonl") if key in record}
 
@@ -85,7 +90,7 @@ def test_the_weights_are_those_of_the_source_bit_for_bit_and_lie_as_the_mesh_say
 ) -> None:
     job = job_of(source, monkeypatch, "--run.init_from", f"runs/{kind}", *mesh)
     saved = state_of(source)
-    state, batches = pretrain.start(job, init_from.read(job))
+    state, batches = pretrain.start(job, read(job))
     batches.close()
     for path, leaf in jax.tree_util.tree_leaves_with_path({"params": state.params}):
         np.testing.assert_array_equal(leaf, saved[jax.tree_util.keystr(path, simple=True, separator="/")])
@@ -198,7 +203,7 @@ def test_of_damaged_weights_the_ones_before_are_taken(
     """And a folder without a tokenizer may be anything's."""
     shutil.rmtree(copy / "checkpoints/6/state/ocdbt.process_0")
     (copy / "tokenizer.json").unlink()
-    params = init_from.read(job_of(source, monkeypatch, "--run.init_from", str(copy)))
+    params = read(job_of(source, monkeypatch, "--run.init_from", str(copy)))
     np.testing.assert_array_equal(params["embedding"], state_of(source, 3)["params/embedding"])
     said = capsys.readouterr()
     assert "going on with step 3" in said.err and f"starts from the weights of step 3 in {copy}" in said.out
@@ -207,10 +212,10 @@ def test_of_damaged_weights_the_ones_before_are_taken(
 
 def test_numbers_that_are_not_finite_are_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(source, monkeypatch, "--run.init_from", "runs/source")
-    read = init_from._params
-    monkeypatch.setattr(init_from, "_params", lambda *given: {"w": read(*given)["embedding"].at[3, 4].set(np.nan)})
+    params = init_from._params
+    monkeypatch.setattr(init_from, "_params", lambda *given: {"w": params(*given)["embedding"].at[3, 4].set(np.nan)})
     with pytest.raises(UserError, match=r"^run\.init_from: holds numbers that are not finite, got '.*/source'"):
-        init_from.read(job)
+        read(job)
 
 
 def test_a_resume_does_not_look_at_the_source(source: Path, started: Path) -> None:
@@ -224,4 +229,4 @@ def test_a_resume_does_not_look_at_the_source(source: Path, started: Path) -> No
 
 def test_a_window_may_be_longer_and_rows_held_to_another_set(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ("--model.context", "64", "--model.places.constraint.norm", "one", "--model.compute_dtype", "bfloat16")
-    init_from.check(job_of(source, monkeypatch, "--run.init_from", "runs/source", *flags))
+    assert job_of(source, monkeypatch, "--run.init_from", "runs/source", *flags).config.model.context == 64
