@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from commands import Outcome, run_here, tree
+from processes import errors, run_all
 from states import state_of
 from weight_runs import FLAGS, make_run
 
@@ -230,3 +231,14 @@ def test_a_resume_does_not_look_at_the_source(source: Path, started: Path) -> No
 def test_a_window_may_be_longer_and_rows_held_to_another_set(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ("--model.context", "64", "--model.places.constraint.norm", "one", "--model.compute_dtype", "bfloat16")
     assert job_of(source, monkeypatch, "--run.init_from", "runs/source", *flags).config.model.context == 64
+
+
+@pytest.mark.long
+def test_several_processes_start_from_the_same_weights(source: Path, started: Path) -> None:
+    flags = (*FLAGS[2:], "--run.dir", "runs/two", "--run.init_from", "runs/weights", *STILL, "--run.stop_at_step", "3")
+    done = run_all(workspace(source), 2, 2, *flags)
+    assert [outcome.code for outcome in done] == [0, 0], done
+    assert losses(source.parent / "two", "loss") == pytest.approx(losses(started, "loss"), rel=1e-5)
+    refused = run_all(workspace(source), 2, 2, *FLAGS[2:], "--run.dir", "runs/no", "--run.init_from", "runs/folded")
+    assert [outcome.code for outcome in refused] == [2, 2]
+    assert all(errors(outcome)[0].startswith("run.init_from: holds folded weights") for outcome in refused)
