@@ -68,8 +68,8 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def newest_params(folder: Path, abstract: Any, group: Group = ALONE, field: str = WHOLE.field) -> Restored | None:
-    """The same of the parameters alone, which `abstract` describes and `state` holds; nothing else is read, nothing
-    renamed, and the state that they were saved in need not be that of the run."""
+    """What `newest_valid` finds, of the parameters alone, which `abstract` describes and `state` holds: nothing else is
+    read, nothing renamed, and the state that they were saved in may be another one."""
     found = newest_valid(folder, {PARAMS: abstract}, group, rename=False, part=Part(f"{PARAMS}/", field))
     return found and replace(found, state=found.state[PARAMS])
 
@@ -87,9 +87,10 @@ def newest_valid(
         part: which part
     """
     listed = group.agreed(
-        "list of checkpoints", partial(_listed, folder, part.field) if group.is_first else lambda: ([], [])
+        f"{part.field}: list of checkpoints",
+        partial(_listed, folder, part.field) if group.is_first else lambda: ([], []),
     )
-    steps, damaged = json.loads(group.everyone("checkpoints", json.dumps(listed))[0])
+    steps, damaged = json.loads(group.everyone(f"{part.field}: checkpoints", json.dumps(listed))[0])
     reasons: dict[int, str] = {}
     for step in steps:
         found = read_step(folder, step, abstract, group, part)
@@ -135,15 +136,16 @@ def _set_aside(path: Path) -> str:
 
 def read_step(folder: Path, step: int, abstract: Any, group: Group = ALONE, part: Part = WHOLE) -> Restored | str:
     """The checkpoint, or why it can't be used; the same in all processes."""
-    loaded = group.agreed(f"checkpoint {step} is read", partial(_load, folder / str(step), abstract, part))
+    name = f"{part.field}: checkpoint {step}"
+    loaded = group.agreed(f"{name} is read", partial(_load, folder / str(step), abstract, part))
     unread = loaded if isinstance(loaded, str) else ""
-    if reason := _any_reason(group, f"checkpoint {step} is there", unread):
+    if reason := _any_reason(group, f"{name} is there", unread):
         return reason
     assert not isinstance(loaded, str)
     state, stored = loaded
     wrong = integrity.wrong_leaves(stored, state)
     changed = f"{wrong[0]}{f' and {len(wrong) - 1} more' if wrong[1:] else ''}: not what was saved" if wrong else ""
-    if reason := _any_reason(group, f"checkpoint {step} is whole", changed):
+    if reason := _any_reason(group, f"{name} is whole", changed):
         return reason
     return Restored(step, state, stored["data"])
 
