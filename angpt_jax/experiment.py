@@ -124,6 +124,11 @@ def initial_state(built: Experiment, config: Config) -> TrainState:
     return init(config.run.seed, config.model.context)
 
 
+def state_of(built: Experiment, params: Any) -> TrainState:
+    """The state of step 0 of these parameters, which lie where they should; their memory goes into it."""
+    return jax.jit(partial(first_state, built.tx), donate_argnums=0, out_shardings=built.shardings)(params)
+
+
 def compiled_step(built: Experiment, config: Config, instruments: bool = False) -> Any:
     """The compiled train step, with instruments or without; it donates the state. Ahead of time, so that its memory
     can be asked."""

@@ -18,13 +18,13 @@ LEVELS = [
     "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
     "ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
-    "run_dir run_lock nu.monte_carlo processes.rendezvous processes.group processes.distributed "
+    "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
     "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop "
     "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain trained ahead.step ahead.report ahead.table",
+    "job pretrain init_from trained weights ahead.step ahead.report ahead.table",
     "train sample prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
@@ -56,8 +56,16 @@ WITHIN = {
         ("checkpoint", "integrity"),
         ("checkpoint", "restore"),
         ("restore", "integrity"),
+        ("run_dir", "weights_folder"),
     ],
-    6: [("pretrain", "job"), ("ahead", "ahead")],
+    6: [
+        ("pretrain", "job"),
+        ("pretrain", "init_from"),
+        ("job", "init_from"),
+        ("init_from", "trained"),
+        ("weights", "trained"),
+        ("ahead", "ahead"),
+    ],
     5: [
         ("evaluation", "step"),
         ("instruments", "step"),

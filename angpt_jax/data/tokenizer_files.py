@@ -8,13 +8,15 @@ from angpt_jax.data.sentencepieces import KEY, SentencePieceTokenizer
 from angpt_jax.data.tokenizer import ENDS_OF_DOCUMENT, ByteTokenizer, FileTokenizer, Tokenizer
 from angpt_jax.errors import UserError
 
+ALLOWED = (
+    f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(ENDS_OF_DOCUMENT)}, or of a "
+    "SentencePiece .model"
+)
 
-def load_tokenizer(path: str, field: str = "data.tokenizer") -> Tokenizer:
-    """The tokenizer of a Hugging Face tokenizer.json, or of a SentencePiece .model; `field` is what an error blames."""
-    allowed = (
-        f"bytes, bpe, or the path of a byte-level tokenizer.json with {' or '.join(ENDS_OF_DOCUMENT)}, or of a "
-        "SentencePiece .model"
-    )
+
+def load_tokenizer(path: str, field: str = "data.tokenizer", allowed: str = ALLOWED) -> Tokenizer:
+    """The tokenizer of a Hugging Face tokenizer.json, or of a SentencePiece .model; an error blames `field` and says
+    what is `allowed` there."""
     try:
         content = Path(path).expanduser().read_bytes()
         spec = None if path.endswith(".model") else json_text.parsed(content.decode("utf-8"))
