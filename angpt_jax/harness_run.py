@@ -1,0 +1,193 @@
+"""Tasks of lm-evaluation-harness: found by name or read from files, run on a model, their numbers.
+
+    run(model, load(["arc_easy", "tasks/mine.yaml"]), limit=100)     # needs: pip install -e '.[eval]'
+
+A task of the harness's own gets its data from the hub of Hugging Face, or from its cache on this machine; nothing else
+downloads anything. Code that comes with data is never trusted.
+"""
+
+import logging
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
+from typing import Any
+
+from angpt_jax import task_files
+from angpt_jax.errors import UserError, warn
+from angpt_jax.schema import show
+
+HUB = "https://huggingface.co"
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+SECONDS = 10.0  # until the hub has answered
+BOOTSTRAP = 1000  # samples, for the standard error of a metric that is no mean
+SEED = 1234  # of the examples in a prompt; the harness's own
+
+Tasks = dict[str, Any]  # what TaskManager.load gives
+Results = dict[str, dict[str, Any]]
+
+
+def load(words: Sequence[str], num_fewshot: int | None = None) -> Tasks:
+    """The tasks that names and paths stand for, with their data."""
+    files = [word for word in words if task_files.is_file(word)]
+    specs: list[Any] = [task for file in files for task in task_files.read(file)]
+    names = [word for word in words if word not in files]
+    if names:
+        _be_offline_without_network()
+    manager = _manager(bool(names))
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise UserError(*(_unknown(name, manager.all_tasks) for name in unknown))
+    with _refusals(), _quiet(sandboxed=bool(files)):
+        _check_metrics(specs)
+        tasks = manager.load([*names, *specs])
+    for name, task in tasks["tasks"].items():
+        _check(name, task)
+        _set_fewshot(name, task, num_fewshot)
+    return tasks
+
+
+def run(model: Any, tasks: Tasks, limit: int | None = None, sandboxed: bool = True) -> Results:
+    """By task (and group): number of documents, and each metric with its standard error, None where there is none."""
+    from jinja2 import TemplateError
+    from lm_eval.evaluator import evaluate
+
+    try:
+        with _quiet(sandboxed):
+            found: Any = evaluate(model, tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
+    except TemplateError as error:
+        raise UserError(f"harness: a template of a task can't be used ({_first_line(error)})") from error
+    results = {}
+    for name, numbers in found["results"].items():
+        metrics = {
+            key.removesuffix(",none"): {"value": value, "standard_error": _number(numbers.get(_error_key(key)))}
+            for key, value in numbers.items()
+            if "," in key and not key.partition(",")[0].endswith("_stderr") and isinstance(value, int | float)
+        }
+        samples = found.get("n-samples", {}).get(name, {})
+        results[name] = {"samples": samples.get("effective"), "metrics": metrics}
+    return results
+
+
+def _error_key(key: str) -> str:
+    name, _, filtered = key.partition(",")
+    return f"{name}_stderr,{filtered}"
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _be_offline_without_network() -> None:
+    """Lets the libraries of the hub look into their cache only, where the hub does not answer: they would try for
+    minutes. To be asked before they are imported."""
+    if any(os.environ.get(name) for name in OFFLINE):
+        return
+    request = urllib.request.Request(os.environ.get("HF_ENDPOINT") or HUB, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except (OSError, ValueError):
+        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+
+
+def _manager(with_names: bool) -> Any:
+    """What knows the tasks; the harness's own, if asked for (it reads thousands of files)."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with JAX in it may hang
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError as error:
+        raise UserError(f"harness: needs {error.name}, which is not installed; pip install -e '.[eval]'") from None
+    with _quiet():
+        return TaskManager(include_defaults=with_names)
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"one of the {len(known):,} of lm_eval ls tasks"
+    return f"harness: no task of that name, got {show(name)}; {hint}"
+
+
+def _check_metrics(specs: Sequence[task_files.Task]) -> None:
+    """Metrics of a file are the harness's own: another name would be looked for, and its code run."""
+    import lm_eval.api.metrics  # noqa: F401  fills the registry
+    from lm_eval.api.registry import METRIC_REGISTRY
+
+    known = sorted(METRIC_REGISTRY.keys())
+    for task in specs:
+        for metric in task.get("metric_list") or []:
+            name = metric.get("metric") if isinstance(metric, dict) else metric
+            if name not in known:
+                raise UserError(f"harness: no metric of that name, got {show(name)}; one of {', '.join(known)}")
+
+
+def _check(name: str, task: Any) -> None:
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UserError(f"harness: runs code that a model wrote, which this command never does, got {show(name)}")
+    if getattr(task, "MULTIMODAL", False):
+        raise UserError(f"harness: needs pictures or sound, and the model reads text, got {show(name)}")
+
+
+def _set_fewshot(name: str, task: Any, num_fewshot: int | None) -> None:
+    """Like the harness: a task that says 0 itself stays at 0."""
+    own = task.get_config("num_fewshot")
+    if num_fewshot is not None and own == 0 != num_fewshot:
+        warn(f"num_fewshot: the task {name} is made for 0 examples and keeps them, got {num_fewshot}")
+    elif num_fewshot is not None or own is None:
+        task.set_config(key="num_fewshot", value=num_fewshot or 0)
+    task.set_fewshot_seed(seed=SEED)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the harness raises over a task becomes one line."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UserError(f"harness: a task needs {error.name}, which is not installed; pip install it") from error
+    except OSError as error:
+        offline = os.environ.get(OFFLINE[0]) or os.environ.get(OFFLINE[1])
+        where = "there is no network, and they are not in its cache on this machine" if offline else "they can't be had"
+        raise UserError(
+            f"harness: a task needs its data from the hub of Hugging Face, and {where} ({_first_line(error)}); once on "
+            "a machine with network, then take the cache (HF_HOME) along, or a task file of yours with local data"
+        ) from error
+    except (TemplateError, KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise UserError(f"harness: a task can't be used ({type(error).__name__}: {_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+@contextmanager
+def _quiet(sandboxed: bool = False) -> Iterator[None]:
+    """The harness's remarks are left out, and what it prints goes to stderr; `sandboxed`: so are its templates."""
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
+
+    logger, plain = logging.getLogger("lm_eval"), utils.env
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    if sandboxed:
+        utils.env = SandboxedEnvironment(
+            loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
+        )
+        utils.env.filters.update(plain.filters)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        utils.env = plain
+        logger.setLevel(level)
