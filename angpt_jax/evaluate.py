@@ -106,7 +106,7 @@ def check(config: EvaluateConfig) -> list[str]:
     for key, path in (*paths, *(("harness", word) for word in config.harness)):
         problems += [f"{key}: must not be empty, got ''"] if path == "" else path_rules.of_path(key, path)
     for key, value in (("num_fewshot", config.num_fewshot), ("limit", config.limit)):
-        if value is not None and not config.harness:
+        if value is not None and value > 0 and not config.harness:
             problems.append(f"{key}: needs tasks, got {value} without harness; name tasks, or leave it out")
     return [*problems, *path_rules.of_output("json", config.json, new=True), *mesh_rules.of_the_mesh(config.mesh)]
 
@@ -188,8 +188,8 @@ def _print_sets(sets: "dict[str, Evaluation]") -> None:
         (
             name,
             f"{result.loss:.4f}",
-            _error(result.standard_error),
-            f"{result.perplexity:,.2f}",
+            _figure(result.standard_error),
+            f"{result.perplexity:,.2f}" if result.perplexity < 1e6 else f"{result.perplexity:.4g}",
             f"{result.bits_per_byte:.4f}",
             f"{result.tokens:,}",
             f"{result.bytes:,}",
@@ -201,15 +201,17 @@ def _print_sets(sets: "dict[str, Evaluation]") -> None:
 
 def _print_tasks(results: "Results") -> None:
     rows = [
-        (task, metric, f"{number['value']:.4f}", _error(number["standard_error"]), str(found["samples"] or UNKNOWN))
+        (task, metric, _figure(number["value"]), _figure(number["standard_error"]), str(found["samples"] or UNKNOWN))
         for task, found in results.items()
         for metric, number in found["metrics"].items()
     ]
     _print(("task", "metric", "value", "± error", "documents"), rows)
 
 
-def _error(value: float | None) -> str:
-    return UNKNOWN if value is None or math.isnan(value) else f"{value:.4f}"
+def _figure(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _print(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

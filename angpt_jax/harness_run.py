@@ -6,7 +6,9 @@ A task of the harness's own gets its data from the hub of Hugging Face, or from 
 downloads anything. Code that comes with data is never trusted.
 """
 
+import functools
 import logging
+import math
 import os
 import sys
 import urllib.error
@@ -16,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from typing import Any
 
-from angpt_jax import task_files
+from angpt_jax import cli, task_files
 from angpt_jax.errors import UserError, warn
 from angpt_jax.schema import show
 
@@ -33,17 +35,23 @@ Results = dict[str, dict[str, Any]]
 def load(words: Sequence[str], num_fewshot: int | None = None) -> Tasks:
     """The tasks that names and paths stand for, with their data."""
     files = [word for word in words if task_files.is_file(word)]
-    specs: list[Any] = [task for file in files for task in task_files.read(file)]
     names = [word for word in words if word not in files]
+    specs = [(task["task"], task) for file in files for task in task_files.read(file)]
     if names:
         _be_offline_without_network()
     manager = _manager(bool(names))
-    unknown = [name for name in names if name not in manager.all_tasks]
-    if unknown:
-        raise UserError(*(_unknown(name, manager.all_tasks) for name in unknown))
-    with _refusals(), _quiet(sandboxed=bool(files)):
-        _check_metrics(specs)
-        tasks = manager.load([*names, *specs])
+    known = manager.all_tasks
+    cli.raise_problems(_unknown(name, known) for name in names if name not in known)
+    tasks: Tasks = {"tasks": {}, "groups": {}, "group_map": {}}
+    for name, spec in [*((name, name) for name in names), *specs]:
+        with _refusals(name), _quiet(sandboxed=spec is not name):
+            if spec is not name:
+                _check_metrics(spec)
+            found = manager.load([spec])
+        if twice := sorted(set(found["tasks"]) & set(tasks["tasks"])):
+            raise UserError(f"harness: two tasks of one name, got {show(twice[0])}; name each task once")
+        for part in tasks:
+            tasks[part] |= found.get(part, {})
     for name, task in tasks["tasks"].items():
         _check(name, task)
         _set_fewshot(name, task, num_fewshot)
@@ -63,7 +71,10 @@ def run(model: Any, tasks: Tasks, limit: int | None = None, sandboxed: bool = Tr
     results = {}
     for name, numbers in found["results"].items():
         metrics = {
-            key.removesuffix(",none"): {"value": value, "standard_error": _number(numbers.get(_error_key(key)))}
+            key.removesuffix(",none"): {
+                "value": _number(value),
+                "standard_error": _number(numbers.get(_error_key(key))),
+            }
             for key, value in numbers.items()
             if "," in key and not key.partition(",")[0].endswith("_stderr") and isinstance(value, int | float)
         }
@@ -78,7 +89,8 @@ def _error_key(key: str) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """None where there is none, or it is not finite."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _be_offline_without_network() -> None:
@@ -96,6 +108,7 @@ def _be_offline_without_network() -> None:
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
 
 
+@functools.cache
 def _manager(with_names: bool) -> Any:
     """What knows the tasks; the harness's own, if asked for (it reads thousands of files)."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with JAX in it may hang
@@ -104,28 +117,31 @@ def _manager(with_names: bool) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
-        raise UserError(f"harness: needs {error.name}, which is not installed; pip install -e '.[eval]'") from None
+        if (error.name or "").partition(".")[0] != "lm_eval":
+            raise
+        raise UserError("harness: needs lm_eval, which is not installed; pip install -e '.[eval]'") from None
     with _quiet():
         return TaskManager(include_defaults=with_names)
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"one of the {len(known):,} of lm_eval ls tasks"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"one of the {len(known):,} of `lm_eval ls tasks`"
+    if os.path.isdir(name):
+        hint = f"the folder is ./{name}"
     return f"harness: no task of that name, got {show(name)}; {hint}"
 
 
-def _check_metrics(specs: Sequence[task_files.Task]) -> None:
+def _check_metrics(task: task_files.Task) -> None:
     """Metrics of a file are the harness's own: another name would be looked for, and its code run."""
     import lm_eval.api.metrics  # noqa: F401  fills the registry
     from lm_eval.api.registry import METRIC_REGISTRY
 
     known = sorted(METRIC_REGISTRY.keys())
-    for task in specs:
-        for metric in task.get("metric_list") or []:
-            name = metric.get("metric") if isinstance(metric, dict) else metric
-            if name not in known:
-                raise UserError(f"harness: no metric of that name, got {show(name)}; one of {', '.join(known)}")
+    for metric in task.get("metric_list") or []:
+        name = metric["metric"] if isinstance(metric, dict) else metric
+        if name not in known:
+            raise UserError(f"harness: no metric of that name, got {show(name)}; one of {', '.join(known)}")
 
 
 def _check(name: str, task: Any) -> None:
@@ -146,8 +162,8 @@ def _set_fewshot(name: str, task: Any, num_fewshot: int | None) -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """What the harness raises over a task becomes one line."""
+def _refusals(name: str) -> Iterator[None]:
+    """What the harness raises while it loads a task becomes one line."""
     from jinja2 import TemplateError
 
     try:
@@ -155,16 +171,25 @@ def _refusals() -> Iterator[None]:
     except UserError:
         raise
     except ModuleNotFoundError as error:
-        raise UserError(f"harness: a task needs {error.name}, which is not installed; pip install it") from error
-    except OSError as error:
-        offline = os.environ.get(OFFLINE[0]) or os.environ.get(OFFLINE[1])
-        where = "there is no network, and they are not in its cache on this machine" if offline else "they can't be had"
         raise UserError(
-            f"harness: a task needs its data from the hub of Hugging Face, and {where} ({_first_line(error)}); once on "
-            "a machine with network, then take the cache (HF_HOME) along, or a task file of yours with local data"
+            f"harness: task {name} needs {error.name}, which is not installed; pip install {error.name}"
         ) from error
-    except (TemplateError, KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise UserError(f"harness: a task can't be used ({type(error).__name__}: {_first_line(error)})") from error
+    except OSError as error:
+        raise UserError(_without_data(name, error)) from error
+    except (AttributeError, KeyError, RuntimeError, TemplateError, TypeError, ValueError) as error:
+        raise UserError(
+            f"harness: task {name} can't be used, got {type(error).__name__}: {_first_line(error)}; see its file"
+        ) from error
+
+
+def _without_data(name: str, error: OSError) -> str:
+    offline = any(os.environ.get(variable) for variable in OFFLINE)
+    why = "there is no network and no copy in its cache here" if offline else "they can't be had"
+    return (
+        f"harness: task {name} needs data, from the hub of Hugging Face if it is not a file of yours, and {why}, got "
+        f"{_first_line(error)}; load them where there is a network and take the cache (HF_HOME) along, or give a task "
+        "file with local data"
+    )
 
 
 def _first_line(error: BaseException) -> str:
