@@ -44,7 +44,7 @@ def load(words: Sequence[str], num_fewshot: int | None = None) -> Tasks:
     cli.raise_problems(_unknown(name, known) for name in names if name not in known)
     tasks: Tasks = {"tasks": {}, "groups": {}, "group_map": {}}
     for name, spec in [*((name, name) for name in names), *specs]:
-        with _refusals(name), _quiet(sandboxed=spec is not name):
+        with _refusals(name), _quiet():
             if spec is not name:
                 _check_metrics(spec)
             found = manager.load([spec])
@@ -58,13 +58,13 @@ def load(words: Sequence[str], num_fewshot: int | None = None) -> Tasks:
     return tasks
 
 
-def run(model: Any, tasks: Tasks, limit: int | None = None, sandboxed: bool = True) -> Results:
+def run(model: Any, tasks: Tasks, limit: int | None = None) -> Results:
     """By task (and group): number of documents, and each metric with its standard error, None where there is none."""
     from jinja2 import TemplateError
     from lm_eval.evaluator import evaluate
 
     try:
-        with _quiet(sandboxed):
+        with _quiet():
             found: Any = evaluate(model, tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
     except TemplateError as error:
         raise UserError(f"harness: a template of a task can't be used ({_first_line(error)})") from error
@@ -197,19 +197,18 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet(sandboxed: bool = False) -> Iterator[None]:
-    """The harness's remarks are left out, and what it prints goes to stderr; `sandboxed`: so are its templates."""
+def _quiet() -> Iterator[None]:
+    """The harness's remarks are left out, what it prints goes to stderr, and templates can't reach Python."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
     logger, plain = logging.getLogger("lm_eval"), utils.env
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    if sandboxed:
-        utils.env = SandboxedEnvironment(
-            loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
-        )
-        utils.env.filters.update(plain.filters)
+    utils.env = SandboxedEnvironment(
+        loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
+    )
+    utils.env.filters.update(plain.filters)
     try:
         with redirect_stdout(sys.stderr):
             yield
