@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from angpt_jax.trained import Trained
 
 UNKNOWN = "–"
+MOST_ROWS = 8  # of a device, where nothing is said; logits of 8 windows of 2048 tokens and 50,304 entries have 3.3 GB
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class EvaluateConfig:
             read, of a text file, a folder of text files or stdlib all of the text, with the run's tokenizer; empty is
             what the run itself was evaluated on, or nothing where there are tasks in harness
         tokens: of each set, at most; null is all of it, and for the run's own sets its data.validation_tokens
-        batch_size: windows that are computed at a time; null is the run's data.batch_size, or the next that the devices
-            can share
+        batch_size: windows that are computed at a time; null is at most 8 for each device that takes windows of its own
         fold: evaluates the plain decoder that anGPT folds into, which is the same function
         json: new file for all numbers
         harness: tasks, by their names in lm-evaluation-harness (whose data the hub of Hugging Face has) or by the path
@@ -121,10 +121,10 @@ def _tasks(config: EvaluateConfig) -> "Tasks | None":
 
 
 def _batch_size(config: EvaluateConfig, own: int, model: "Trained") -> int:
-    """Rows of a batch, which the devices of the model can share."""
+    """Rows of a batch, which the devices of the model can share; no more than training had, where nothing is said."""
     parts = model.model.how.layout.parts("batch")
     if config.batch_size is None:
-        return -(-own // parts) * parts
+        return min(-(-own // parts), MOST_ROWS) * parts
     if config.batch_size % parts:
         near = mesh_rules.near_multiples(config.batch_size, parts)
         over = " * ".join(f"mesh.{axis}" for axis in model.model.how.layout.over("batch"))

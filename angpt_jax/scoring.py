@@ -51,10 +51,10 @@ def windows(context: Sequence[int], target: Sequence[int], length: int) -> Itera
 
 
 def lengths(context: int, parts: int = 1, shortest: int = SHORTEST) -> list[int]:
-    """The lengths that rows may have: powers of two from `shortest` on, each a multiple of the parts that devices hold,
+    """The lengths that rows may have: powers of two of which each of `parts` devices holds a multiple of `shortest`,
     and the context."""
     powers = (shortest << doubled for doubled in range(context.bit_length()))
-    return [*(power for power in powers if power < context and power % parts == 0), context]
+    return [*(power for power in powers if power < context and power % (shortest * parts) == 0), context]
 
 
 class Scorer:

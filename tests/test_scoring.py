@@ -75,6 +75,13 @@ def test_what_is_greedy_is_said_so(model: Tiny) -> None:
     assert found[3].log_p == 0.0 and max(score.log_p for score in found[:3]) < 0
 
 
+def test_what_takes_several_windows_is_greedy_in_all_of_them_or_not_at_all(model: Tiny) -> None:
+    ids = [END, *range(50, 50 + CONTEXT)]
+    last = int(model.logits(model.random, np.array([ids[1:]]))[0, -1, :257].argmax())
+    long, alone = scorer(model, 4).scores([([END], [*ids[1:], last]), (ids[1:], [last])])
+    assert (long.is_greedy, alone.is_greedy) == (False, True)
+
+
 def test_there_are_no_more_programs_than_lengths(model: Tiny) -> None:
     made = scorer(model, 2)
     made.scores(pairs())
@@ -88,7 +95,7 @@ def test_lengths_are_powers_of_two_that_devices_can_share_and_the_context() -> N
     assert lengths(1000) == [128, 256, 512, 1000]
     assert lengths(100) == [100]
     assert lengths(96, parts=3, shortest=8) == [96]
-    assert lengths(32, parts=4, shortest=2) == [4, 8, 16, 32]
+    assert lengths(32, parts=4, shortest=2) == [8, 16, 32]
 
 
 def test_windows_hold_each_target_once_and_as_much_before_it_as_fits() -> None:
