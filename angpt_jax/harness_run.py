@@ -111,6 +111,7 @@ def _be_offline_without_network() -> None:
 @functools.cache
 def _manager(with_names: bool) -> Any:
     """What knows the tasks; the harness's own, if asked for (it reads thousands of files)."""
+    os.environ["HF_EVALUATE_OFFLINE"] = "1"  # metrics of the hub are code
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # a fork of a process with JAX in it may hang
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
@@ -149,6 +150,9 @@ def _check(name: str, task: Any) -> None:
         raise UserError(f"harness: runs code that a model wrote, which this command never does, got {show(name)}")
     if getattr(task, "MULTIMODAL", False):
         raise UserError(f"harness: needs pictures or sound, and the model reads text, got {show(name)}")
+    missing = [metric for metric, function in getattr(task, "_metric_fn_list", {}).items() if function is None]
+    if missing and not callable(getattr(task.config, "process_results", None)):
+        raise UserError(f"harness: its metric {missing[0]} is code of the hub, which is not loaded, got {show(name)}")
 
 
 def _set_fewshot(name: str, task: Any, num_fewshot: int | None) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from harness_models import BYTES, END, Greedy, harness_model, model
 
 from angpt_jax import cli, harness_run
 from angpt_jax.config import Config, MeshConfig
+from angpt_jax.errors import UserError
 from angpt_jax.evaluate import EvaluateConfig, evaluate
 from angpt_jax.scoring import Scorer
 from angpt_jax.train import train
@@ -246,6 +248,24 @@ def test_without_a_network_a_task_of_the_hub_is_one_line(trained: Path) -> None:
         "yours, and there is no network and no copy in its cache here, got Couldn't reach 'allenai/ai2_arc' on the Hub"
     )
     assert not [path for path in home.rglob("*") if path.is_file() and "ai2_arc" in str(path)]
+
+
+@pytest.mark.parametrize(
+    "facts, words",
+    [
+        ({"UNSAFE_CODE": True}, "harness: runs code that a model wrote, which this command never does, got 'x'"),
+        ({"MULTIMODAL": True}, "harness: needs pictures or sound, and the model reads text, got 'x'"),
+        (
+            {"_metric_fn_list": {"rouge": None}},
+            "harness: its metric rouge is code of the hub, which is not loaded, got 'x'",
+        ),
+    ],
+)
+def test_a_task_that_runs_code_of_others_is_refused(facts: dict, words: str) -> None:
+    task = SimpleNamespace(config=SimpleNamespace(process_results=None))
+    harness_run._check("x", task)
+    with pytest.raises(UserError, match=words):
+        harness_run._check("x", SimpleNamespace(**vars(task), **facts))
 
 
 def test_without_the_harness_there_is_one_line(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
