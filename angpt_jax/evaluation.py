@@ -19,10 +19,21 @@ WindowNats = Callable[[Any, Batch], Array]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean nats per token, and bits per byte of the original text."""
+    """What a model makes of a set of tokens.
+
+    Args:
+        loss: mean nats per token
+        bits_per_byte: of the original text
+        standard_error: of the loss (`mean_and_error`)
+        tokens: targets that count
+        bytes: of text that they stand for
+    """
 
     loss: float
     bits_per_byte: float
+    standard_error: float = math.nan
+    tokens: int = 0
+    bytes: int = 0
 
     @property
     def perplexity(self) -> float:
@@ -44,12 +55,33 @@ def evaluate(
 ) -> Evaluation:
     """Sums window by window, in float64 on the host; in all processes alike. `put` brings a batch, which each process
     has as a whole, to the devices."""
-    total = 0.0
-    for batch in _batches(validation, batch_size):
-        nats_B = multihost_utils.process_allgather(window_nats(params, put(batch)), tiled=True)
-        total += float(np.asarray(nats_B, float).sum())
-    count = float(validation.weights.sum(dtype=np.float64))
-    return Evaluation(total / count, total / math.log(2) / validation.bytes)
+    parts = [
+        np.asarray(multihost_utils.process_allgather(window_nats(params, put(batch)), tiled=True), float)
+        for batch in _batches(validation, batch_size)
+    ]
+    counts_W = validation.weights.sum(axis=1, dtype=np.float64)
+    nats_W = np.concatenate(parts)[: len(counts_W)]
+    loss, error = mean_and_error(nats_W, counts_W)
+    bits_per_byte = float(nats_W.sum()) / math.log(2) / validation.bytes
+    return Evaluation(loss, bits_per_byte, error, int(counts_W.sum()), validation.bytes)
+
+
+def mean_and_error(nats_W: np.ndarray, counts_W: np.ndarray) -> tuple[float, float]:
+    """Mean nats per token, and its standard error, from the nats s_w and the tokens n_w of W windows.
+
+        mean = Σ s_w / Σ n_w            error² = W/(W−1) · Σ (s_w − mean · n_w)² / (Σ n_w)²
+
+    The windows are the sample: tokens of one window depend on each other. Since windows may hold different numbers of
+    tokens, the mean is a ratio of two sums, and this is the variance of such a ratio to first order (Cochran, Sampling
+    Techniques, 1977, section 6.4, without the finite population); with equal n_w it is that of a mean of W numbers. Two
+    windows of one long document depend on each other as well, which is left out. Not a number for a single window.
+    """
+    windows, tokens = len(nats_W), float(counts_W.sum())
+    mean = float(nats_W.sum()) / tokens
+    if windows < 2:
+        return mean, math.nan
+    spread = float(((nats_W - mean * counts_W) ** 2).sum())
+    return mean, math.sqrt(windows / (windows - 1) * spread) / tokens
 
 
 class _Cut(Exception):

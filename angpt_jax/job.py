@@ -13,7 +13,8 @@ from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.data.pipeline import Order
-from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
+from angpt_jax.data.text_cache import Fingerprint, cache_root
+from angpt_jax.data.tokens import TokenData, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
 from angpt_jax.processes.group import Group

@@ -182,7 +182,9 @@ def make_evaluator(job: Job, put: Callable[[Any], Any]) -> Evaluator:
     """Of the validation sets of the job."""
     data, context = job.config.data, job.config.model.context
     sets = {
-        name: pipeline.validation_windows(stream, job.tokens.tokenizer, context, data.validation_tokens)
+        name: pipeline.validation_windows(
+            stream, job.tokens.tokenizer, context, data.validation_tokens, f"validation set {name}"
+        )
         for name, stream in job.tokens.validation.items()
     }
     return Evaluator(make_window_nats(job.built.model), sets, data.batch_size, put)

@@ -17,7 +17,8 @@ from angpt_jax.config import MeshConfig
 from angpt_jax.data.pipeline import Order, Packing, ValidationSet, train_batches, validation_windows
 from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.data.tokens import Weighted
-from angpt_jax.evaluation import Evaluation, Evaluator, as_record, evaluate, make_window_nats
+from angpt_jax.errors import UserError
+from angpt_jax.evaluation import Evaluation, Evaluator, as_record, evaluate, make_window_nats, mean_and_error
 from angpt_jax.sharding import batch_putter, make_layout
 
 BYTES = 257
@@ -153,6 +154,39 @@ def test_record_names_the_sets_behind_the_first() -> None:
     record = as_record({"validation": Evaluation(1.0, 2.0), "code": Evaluation(3.0, 4.0)})
     values = {"val_loss": 1.0, "val_bits_per_byte": 2.0, "code/val_loss": 3.0, "code/val_bits_per_byte": 4.0}
     assert values.items() <= record.items()
+
+
+def test_the_standard_error_of_equal_windows_is_that_of_a_mean() -> None:
+    nats_W = np.array([3.0, 5.0, 4.0, 8.0])
+    mean, error = mean_and_error(nats_W, np.full(4, 2.0))
+    assert mean == pytest.approx((nats_W / 2).mean())
+    assert error == pytest.approx((nats_W / 2).std(ddof=1) / 2)
+    assert math.isnan(mean_and_error(nats_W[:1], np.ones(1))[1])
+
+
+def test_the_standard_error_is_the_spread_of_the_mean_over_many_samples() -> None:
+    """Of windows with different numbers of tokens."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 60, (4000, 50)).astype(float)
+    nats = counts * 3 + rng.normal(size=counts.shape) * counts**0.5 * 4
+    found = np.array([mean_and_error(*row) for row in zip(nats, counts, strict=True)])
+    assert found[:, 1].mean() == pytest.approx(found[:, 0].std(), rel=0.05)
+
+
+def test_an_evaluation_says_how_much_it_saw(validation: ValidationSet) -> None:
+    model = Bigram()
+    result = evaluate(make_window_nats(model), parameters(model), validation, 4, as_they_are)
+    sums = [expected(parameters(model), validation.tokens[[w]], validation.weights[[w]]) for w in range(11)]
+    _, error = mean_and_error(np.array(sums), validation.weights.sum(axis=1))
+    assert (result.tokens, result.bytes) == (62, 100)
+    assert result.standard_error == pytest.approx(error, rel=1e-5) and error > 0
+
+
+@pytest.mark.parametrize("lengths, most", [([], None), ([0, 0], None), ([0, 5], 1)])
+def test_a_set_without_text_is_refused(tmp_path, lengths: list[int], most: int | None) -> None:
+    stream = write_stream(tmp_path, [np.zeros(length, int) for length in lengths])
+    with pytest.raises(UserError, match=r"^sets.x: holds no text in its first \d tokens, got .*; text to evaluate on$"):
+        validation_windows(stream, ByteTokenizer(), 4, most, "sets.x")
 
 
 def test_perplexity_is_the_exponential_of_the_loss() -> None:

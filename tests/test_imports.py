@@ -15,17 +15,17 @@ LEVELS = [
     "attention.splash chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
-    "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
-    "ahead.topologies",
+    "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
+    "rules ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
     "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
-    "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
-    "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
+    "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
+    "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop "
-    "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain init_from trained weights ahead.step ahead.report ahead.table",
-    "train sample prepare report compile nu.__main__",
+    "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
+    "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
+    "job pretrain init_from trained weights harness ahead.step ahead.report ahead.table",
+    "train sample evaluate prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())

@@ -25,6 +25,7 @@ import angpt_jax
 from angpt_jax import cli, links, metrics, rules, run_dir
 from angpt_jax.config import Config
 from angpt_jax.data.tokenizer import ByteTokenizer, train_bpe
+from angpt_jax.evaluate import EvaluateConfig, evaluate
 from angpt_jax.prepare import PrepareConfig, prepare
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.schema import leaves
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[Callable, type]] = {
     "train": (train, Config),
     "prepare": (prepare, PrepareConfig),
     "sample": (sample, SampleConfig),
+    "evaluate": (evaluate, EvaluateConfig),
 }
 Run = Callable[..., Outcome]
 
@@ -210,6 +212,8 @@ USES = [
     (*TINY, "--data.source", "sums"),
     (*TINY, "--run.dir", "runs/bad"),
     ("sample", "--run.dir", "runs/bad"),
+    ("evaluate", "--run.dir", "runs/bad"),
+    ("evaluate", "--config", "call.yaml"),
     *((*MAKE, "--source", name) for name in ("x.npy", "x.pkl", "x.jsonl", "x.parquet", "x.arrow", "x.jsonl.gz")),
     *((*MAKE, "--source", name) for name in ("x.jsonl.zst", "camel/1.0.0", "snake/1.0.0", "old/1.0.0", "made")),
     (*MAKE, "--source", "text", "--tokenizer", "t.json"),
@@ -426,7 +430,7 @@ def run_alone(folder: Path, command: str, *flags: str) -> Outcome:
 
 @pytest.fixture(scope="module")
 def strange_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
-    """The folder of a workspace where prepare, train, sample and train again ran among planted files."""
+    """The folder of a workspace where prepare, train, sample and evaluate ran among planted files."""
     top = tmp_path_factory.mktemp("strange")
     folder, canary = make_workspace(top / "a" / "w"), top / "canary"
     plant_programs(folder, canary)
@@ -442,6 +446,7 @@ def strange_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ou
             np.save(place / "payload.npy", np.array([Payload(canary)], object), allow_pickle=True)
             plant_programs(place, canary)
     ended += [run_alone(folder, "sample", "--run.dir", name, "--tokens", "2", "--samples", "1")]
+    ended += [run_alone(folder, "evaluate", "--run.dir", name, "--sets.text", "text")]
     return folder, ended
 
 
@@ -449,7 +454,7 @@ def test_everything_works_without_a_network(
     strange_run: tuple[Path, list[Outcome]], record_property: Callable[[str, Any], None]
 ) -> None:
     record_property("network", without_network()[0])
-    assert [(done.code, done.err if done.code else "") for done in strange_run[1]] == [(0, "")] * 3
+    assert [(done.code, done.err if done.code else "") for done in strange_run[1]] == [(0, "")] * 4
     assert "--- sample 1 of step 2 ---" in strange_run[1][2].out
 
 
@@ -464,7 +469,7 @@ def test_no_secret_of_the_environment_is_kept_or_shown(strange_run: tuple[Path, 
 
 def test_planted_programs_and_checkpoint_files_are_not_run(strange_run: tuple[Path, list[Outcome]]) -> None:
     folder, ended = strange_run
-    assert [done.code for done in ended] == [0, 0, 0]
+    assert [done.code for done in ended] == [0, 0, 0, 0]
     assert list(folder.parent.parent.rglob("canary*")) == []
     outside = [path for path in folder.parent.parent.rglob("*") if path.is_file() and folder not in path.parents]
     assert outside == []
