@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from commands import tree
-from weight_runs import flip
 
 from angpt_jax import trained
 from angpt_jax.config import MeshConfig
@@ -43,7 +42,7 @@ def half_a_checkpoint(run: Path) -> None:
 
 
 def damaged(run: Path) -> None:
-    flip(run, 3)
+    shutil.rmtree(run / "checkpoints/3/state/ocdbt.process_0")
     shutil.rmtree(run / "checkpoints/6")
     (run / "checkpoints/6").mkdir()
 
