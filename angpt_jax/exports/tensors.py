@@ -61,7 +61,7 @@ def tensor(entry: Entry, params: Any) -> np.ndarray:
     """The array of one entry, as it lies in a file."""
     leaf = _leaf(params, entry.path)
     array = leaf if entry.layer is None else leaf[entry.layer]
-    return np.ascontiguousarray(array.transpose(entry.order))
+    return np.asarray(array.transpose(entry.order), order="C")
 
 
 def tree(found: list[tuple[Entry, np.ndarray]]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def tree(found: list[tuple[Entry, np.ndarray]]) -> dict[str, Any]:
     for entry, array in found:
         ours = array.astype(np.float32, copy=False).transpose(np.argsort(entry.order))
         if entry.layer is None:
-            alone[entry.path] = np.ascontiguousarray(ours)
+            alone[entry.path] = np.asarray(ours, order="C")
         else:
             stacks.setdefault(entry.path, []).append(ours)
     params: dict[str, Any] = {}

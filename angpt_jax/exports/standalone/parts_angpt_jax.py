@@ -140,19 +140,19 @@ class Lerp(Part):
     def shapes(self):
         return {"alpha": (self.at.size,) if self.given.alpha_per == "channel" else ()}
 
-    def alpha(self) -> Tensor:
+    def step(self) -> Tensor:
         s = self.learned("alpha") * (self.given.alpha_init / self.given.alpha_stored)
         return s.abs() if self.given.alpha_sign == "absolute" else s
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
-        return h + self.alpha() * (x - h)
+        return h + self.step() * (x - h)
 
 
 class ApproximateLerp(Lerp):
     """ν(α) ⊙ (h + α ⊙ (x − h)), ν(α) = 1/√(α² + (1−α)²)."""
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
-        alpha = self.alpha()
+        alpha = self.step()
         nu = torch.rsqrt(alpha.square() + (1 - alpha).square())
         return nu * (1 - alpha) * h + nu * alpha * x
 
