@@ -58,9 +58,7 @@ def as_safetensors(config: ExportConfig) -> int:
 
     model = trained.load(Path(config.run.dir).absolute(), MeshConfig(), folded=config.fold)
     out = Path(config.out).expanduser().absolute()
-    files = writing.write(
-        exported.of_run(model, config.fold), model.tokenizer, out, config.dtype, config.shard_mb * MEGABYTE
-    )
+    files = writing.write(exported.of_run(model), model.tokenizer, out, config.dtype, config.shard_mb * MEGABYTE)
     print(f"exported step {model.step} to {out}: {', '.join(files)}")
     return 0
 
@@ -72,6 +70,16 @@ def as_orbax(config: ExportConfig) -> int:
 def check(config: ExportConfig) -> list[str]:
     """Problems of the values themselves, and of the place that is to be written to."""
     problems = [] if config.shard_mb >= 1 else [f"shard_mb: must be at least 1, got {config.shard_mb}"]
+    if config.format == "orbax":
+        without = ExportConfig(config.out)
+        problems += [
+            f"{name}: has no effect on format orbax, got {value}; leave it out"
+            for name, value, default in (
+                ("dtype", config.dtype, without.dtype),
+                ("shard_mb", config.shard_mb, without.shard_mb),
+            )
+            if value != default
+        ]
     for key, path in (("run.dir", config.run.dir), ("out", config.out)):
         found = list(path_rules.of_path(key, path, LONGEST_NAME))
         problems += found or ([f"{key}: must be a path, got ''"] if path == "" else [])

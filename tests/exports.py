@@ -8,7 +8,6 @@ import numpy as np
 from conftest import tiny
 
 from angpt_jax import experiment, fold
-from angpt_jax.arch import Sizes
 from angpt_jax.config import ModelConfig
 from angpt_jax.data.tokenizer import ByteTokenizer, Tokenizer
 from angpt_jax.exports import writing
@@ -48,9 +47,7 @@ def write(
 def logits(exported: Exported, tokens_BL: np.ndarray) -> np.ndarray:
     """Of our own decoder, whose documents begin at each END."""
     segments_BL = np.cumsum(tokens_BL == END, axis=1)
-    return np.asarray(
-        jax.jit(exported.decoder.apply)({"params": exported.params}, tokens_BL, segments_BL)
-    )
+    return np.asarray(jax.jit(exported.decoder.apply)({"params": exported.params}, tokens_BL, segments_BL))
 
 
 def batch(rows: int = 3, length: int = 12) -> np.ndarray:

@@ -4,24 +4,18 @@ from dataclasses import asdict
 from typing import Any
 
 from angpt_jax.arch import Arch
-from angpt_jax.exports.exported import Exported
+from angpt_jax.exports.exported import OF_THE_MODEL, Exported
 from angpt_jax.part import Part, Split, setting_types
 from angpt_jax.parts import PARTS
 
 FORMAT = 1  # of the section `angpt_jax` in config.json
 MODEL_FILES = ("modeling_angpt_jax.py", "configuration_angpt_jax.py", "parts_angpt_jax.py", "norms_angpt_jax.py")
-# The fields of `model` that say what is computed; the others say how.
-OF_THE_MODEL = (
-    *("arch", "width", "layers", "heads", "vocab", "context", "feed_forward", "kv_heads", "tied_embeddings"),
-    *("rope_theta", "compute_dtype", "places"),
-)
 OF_THE_EXPORT = ("step", "folded", "trained_vocab", "tokenizer")
 
 
 def config(exported: Exported, dtype: str) -> dict[str, Any]:
     """The content of config.json."""
-    model = exported.model
-    of_the_model = asdict(model)
+    of_the_model = asdict(exported.model)
     return {
         "architectures": ["AngptJaxForCausalLM"],
         "auto_map": {

@@ -14,6 +14,12 @@ from angpt_jax.config import ModelConfig
 from angpt_jax.model import Decoder
 from angpt_jax.trained import Trained
 
+# The fields of `model` that say what is computed; the others say how.
+OF_THE_MODEL = (
+    *("arch", "width", "layers", "heads", "vocab", "context", "feed_forward", "kv_heads", "tied_embeddings"),
+    *("rope_theta", "compute_dtype", "places"),
+)
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -60,35 +66,30 @@ class Exported:
         )
 
 
-def of_run(trained: Trained, folded: bool) -> Exported:
-    """The model of a run. Vocabulary entries that no id of its tokenizer has are cut off."""
-    old, vocab = trained.config.model, trained.tokenizer.size
-    model = ModelConfig(
-        arch=old.arch,
-        width=old.width,
-        layers=old.layers,
-        heads=old.heads,
-        vocab=vocab,
-        context=old.context,
-        feed_forward=old.feed_forward_width,
-        kv_heads=old.key_value_heads,
-        tied_embeddings=old.tied_embeddings,
-        rope_theta=old.rope_theta,
-        compute_dtype=old.compute_dtype,
-        places=old.places,
-    )
+def of_run(trained: Trained) -> Exported:
+    """The model of a run, folded or as it is. Vocabulary entries that no id of its tokenizer has are cut off."""
+    config, tokenizer = trained.config, trained.tokenizer
+    model = ModelConfig(**{name: getattr(config.model, name) for name in OF_THE_MODEL})
     exported = Exported(
-        model=model,
+        model=replace(model, vocab=tokenizer.size),
         params=None,
         step=trained.step,
-        folded=folded,
-        attend_across_documents=trained.config.data.attend_across_documents,
-        trained_vocab=old.vocab,
-        end_of_document=trained.tokenizer.end_of_document,
-        tokenizer=trained.tokenizer.fingerprint,
+        folded=trained.model.arch != experiment.architecture(config.model)[0],
+        attend_across_documents=config.data.attend_across_documents,
+        trained_vocab=config.model.vocab,
+        end_of_document=tokenizer.end_of_document,
+        tokenizer=tokenizer.fingerprint,
     )
     boxes = annotated(exported.decoder)
     return replace(exported, params=jax.tree.map(_cut, boxes, trained.params, is_leaf=is_box))
+
+
+def with_vocab(exported: Exported, vocab: int) -> Exported:
+    """The same with as many vocabulary entries as a new run has, at least its own. Those that are added stand for
+    nothing: rows of zeros, and the scale that the others have in the mean."""
+    padded = replace(exported, model=replace(exported.model, vocab=vocab))
+    boxes = annotated(padded.decoder)
+    return replace(padded, params=jax.tree.map(_filled_up, boxes, exported.params, is_leaf=is_box))
 
 
 def annotated(decoder: Decoder) -> Any:
@@ -104,3 +105,8 @@ def is_box(node: Any) -> bool:
 def _cut(box: Annotated, leaf: Any) -> np.ndarray:
     """The entries of `leaf` that the shape in the box has."""
     return np.asarray(leaf)[tuple(slice(size) for size in box.value.shape)]
+
+
+def _filled_up(box: Annotated, leaf: np.ndarray) -> np.ndarray:
+    more = [(0, wanted - size) for wanted, size in zip(box.value.shape, leaf.shape, strict=True)]
+    return np.pad(leaf, more, constant_values=0.0 if box.axes.is_matrix else float(leaf.mean()))

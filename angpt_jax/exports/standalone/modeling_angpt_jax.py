@@ -191,13 +191,13 @@ class AngptJaxForCausalLM(PreTrainedModel, GenerationMixin):
     def seen(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Seen:
         """Causal, inside of a document, without padding; everyone sees itself, padding too: no softmax is empty."""
         past = 0 if cache is None else int(cache.get_seq_length())
-        begins_BL = input_ids == self.config.eos_token_id
+        begins_BL = input_ids == self.config.bos_token_id
         if self.config.attend_across_documents:
             begins_BL = torch.zeros_like(begins_BL)
         begins_BM = begins_BL
         if past:
-            keys: Any = cache.layers[0].keys  # pyright: ignore[reportOptionalMemberAccess]
-            begins_BM = torch.cat([keys[:, 0, :past, -1] > 0.5, begins_BL], dim=1)
+            first: Any = cache.layers[0]  # pyright: ignore[reportOptionalMemberAccess]
+            begins_BM = torch.cat([first.keys[:, 0, :past, -1] > 0.5, begins_BL], dim=1)
         documents_BM = begins_BM.cumsum(dim=1)
         at_M = torch.arange(begins_BM.shape[1], device=input_ids.device)
         mask_BLM = documents_BM[:, past:, None] == documents_BM[:, None, :]

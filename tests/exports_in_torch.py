@@ -1,0 +1,38 @@
+"""Loads exports as a user of transformers would: offline, with the code that the folder brings."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def code_of_the_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where transformers copies the code to that it runs; to be imported by the modules that load models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
+
+
+def load_model(folder: Path, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Without running anything that the folder brings."""
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@torch.no_grad()
+def logits(model: Any, tokens_BL: np.ndarray, **options: Any) -> np.ndarray:
+    return model(torch.tensor(tokens_BL).long(), **options).logits.float().numpy()
