@@ -89,13 +89,16 @@ def check(config: ExportConfig) -> list[str]:
 def _place(text: str) -> list[str]:
     out = Path(text).expanduser()
     rule = "a folder that is not there, or an empty one"
+    if not out.absolute().name or ".." in out.parts:
+        return [f"out: must end in the name of a folder, without '..', got {show(text)}; {rule}"]
     try:
         if out.is_symlink() or (out.exists() and not out.is_dir()):
             return [f"out: is not a folder, got {show(text)}; {rule}"]
+        above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        if not above.is_dir():
+            return [f"out: can't be written there, got {show(text)} ({show(above.name)} is a file); {rule}"]
         if out.is_dir() and any(out.iterdir()):
             return [f"out: is not empty, got {show(text)}; {rule}"]
-        if not out.absolute().name or ".." in out.parts:
-            return [f"out: must end in the name of a folder, without '..', got {show(text)}; {rule}"]
     except (OSError, RuntimeError) as error:
         return [f"out: can't be read ({error}), got {show(text)}; {rule}"]
     return []

@@ -145,7 +145,7 @@ BAD: dict[str, tuple[Damage, str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     "not JSON": (holding("config.json", "{"), "config.json is not JSON (Expecting property name"),
     "deep": (holding("config.json", "[" * 200_000), "config.json is not JSON (nested too deep)"),
-    "not UTF-8": (holding("config.json", b"\xff"), "config.json is not UTF-8 text"),
+    "not UTF-8": (holding("config.json", b"\xff"), "config.json is not JSON ('utf-8' codec can't decode"),
     "a list": (holding("config.json", "[]"), "config.json holds no mapping"),
     "another model": (holding("config.json", "{}"), "config.json has no section angpt_jax"),
     "another format": (changed(angpt_jax__format=2), "config.json: format 2, where this version reads 1"),
@@ -214,7 +214,7 @@ def test_what_is_not_an_export_is_refused_by_its_file(case: str, whole: Path, tm
         read_export(folder)
     (line,) = caught.value.problems
     assert line.startswith(f"run.init_from: {said}") and line.isprintable()
-    assert line.endswith(f"got {str(folder)!r}; a folder that export made") or "..." in line
+    assert line.endswith(f"got {str(folder)!r}; a folder that export made")
 
 
 def test_programs_in_the_folder_are_not_run(whole: Path, tmp_path: Path) -> None:

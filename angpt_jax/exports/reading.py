@@ -4,7 +4,6 @@ exported = read_export(Path("my_export"))
 exported.params, exported.arch, exported.sizes, exported.model, exported.folded, exported.tokenizer
 """
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ def read_export(folder: Path, field: str = "run.init_from") -> Exported:
         return replace(exported, params=_params(folder, tensors.entries(exported.decoder)))
     except ValueError as error:
         reason = "; ".join(error.problems) if isinstance(error, UserError) else str(error)
-        raise UserError(f"{field}: {reason}, got {show(str(folder))}; a folder that export made") from error
+        raise UserError(f"{field}: {reason}, got {str(folder)!r}; a folder that export made") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -50,12 +49,12 @@ def _json(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path.name} is missing")
         if path.stat().st_size > LARGEST_JSON:
             raise ValueError(f"{path.name} is larger than {LARGEST_JSON:,} bytes")
-        content = json_text.parsed(path.read_text("utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path.name} can't be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is not UTF-8 text") from error
-    except json.JSONDecodeError as error:
+    try:
+        content = json_text.parsed(text.decode("utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path.name} is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no mapping")
@@ -93,7 +92,7 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     form.add(flatten(values), " in config.json")
     model = build(ModelConfig, form.finish(all_read=True))
     config = Config(model, OptimConfig(peak_lr=1.0), DataConfig(batch_size=1), RunConfig(steps=1))
-    if problems := [problem for problem in rules.check(config) if problem.startswith("model")]:
+    if problems := [problem for problem in rules.check(config, devices=1) if problem.startswith("model")]:
         raise UserError(*problems)
     return model
 

@@ -19,7 +19,6 @@ from angpt_jax.exports import description, tensors
 from angpt_jax.exports import tokenizer as tokenizer_files
 from angpt_jax.exports.exported import Exported
 from angpt_jax.exports.tensors import Entry
-from angpt_jax.schema import show
 
 DType = Literal["float32", "bfloat16", "float16"]
 STANDALONE = Path(__file__).parent / "standalone"
@@ -121,4 +120,6 @@ def _folder(folder: Path) -> Iterator[Path]:
             raise
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise StorageError(f"out: can't be written, got {show(str(folder))} ({reason}); a folder with room") from error
+        raise StorageError(
+            f"out: can't be written, got {show(str(folder))} ({reason}); a folder on a disk with room"
+        ) from error
