@@ -20,7 +20,7 @@ from angpt_jax.parts import PARTS
 
 B, L, H, G, K, V, LAYER = 2, 3, 4, 2, 6, 7, 3
 RNG = np.random.default_rng(0)
-ANGLES_LR = np.asarray(ops.rotary_angles(L, K, 100.0))
+ANGLES_LR = ops.rotary_angles(L, K, 100.0)
 
 
 def choices(kind: type) -> Iterator[dict[str, Any]]:
@@ -50,7 +50,7 @@ def call(place: str, name: str) -> tuple[list[np.ndarray], At, list[Any], list[A
     """What a part in that place is given: arrays, where it stands, and what our module and theirs are given besides."""
     layer = jnp.float32(LAYER)
     if place == "qk":
-        angles = torch.tensor(ANGLES_LR)[None].expand(B, L, -1)
+        angles = torch.tensor(np.asarray(ANGLES_LR))[None].expand(B, L, -1)
         return (
             [normal(B, L, H, K), normal(B, L, G, K)],
             At(K, LAYER, H, G),
@@ -123,6 +123,7 @@ def test_names_are_the_same() -> None:
     assert set(parts_angpt_jax.ACTIVATIONS) == set(ACTIVATIONS)
     for name, epsilon in norms_angpt_jax.EPSILON.items():
         assert PARTS["input_norm"][name].epsilon == epsilon
+    gates: dict[str, Any] = parts_angpt_jax.PARTS["gate"]
     assert {name: kind.inputs for name, kind in PARTS["gate"].items()} == {
-        name: part.inputs for name, part in parts_angpt_jax.PARTS["gate"].items()
+        name: part.inputs for name, part in gates.items()
     }

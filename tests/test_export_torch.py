@@ -1,7 +1,6 @@
 """The PyTorch model that an export brings computes the logits of ours, for every recipe, and loads without this
 package."""
 
-import ast
 import json
 import os
 import subprocess
@@ -99,20 +98,8 @@ def test_config_json_says_what_transformers_asks(tmp_path: Path) -> None:
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_the_files_that_are_taken_along_stand_alone() -> None:
-    """They import PyTorch, transformers and each other; config.json names them, and each is there."""
+def test_all_files_that_are_taken_along_are_named() -> None:
     assert sorted(MODEL_FILES) == sorted(path.name for path in STANDALONE.glob("*_angpt_jax.py"))
-    for path in STANDALONE.glob("*.py"):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if hasattr(node, "names")]
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom) and node.level:
-                assert (node.level, f"{node.module}.py") == (
-                    1,
-                    f"{node.module}.py",
-                ) and f"{node.module}.py" in MODEL_FILES
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-                assert str(module).split(".")[0] in {*sys.stdlib_module_names, "torch", "transformers"}, path.name
 
 
 ALONE = """

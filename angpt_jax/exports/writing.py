@@ -121,5 +121,5 @@ def _folder(folder: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise StorageError(
-            f"out: can't be written, got {show(str(folder))} ({reason}); a folder on a disk with room"
+            f"out: can't be written, got {str(folder)!r} ({reason}); a folder on a disk with room"
         ) from error
