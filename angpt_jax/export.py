@@ -31,8 +31,8 @@ class ExportConfig:
     Args:
         out: folder to make; it must not be there, or be empty
         run: where the model comes from
-        format: safetensors, for transformers (AutoModelForCausalLM with trust_remote_code=True, and AutoTokenizer; of a
-            SentencePiece tokenizer only tokenizer.model is written), or orbax
+        format: safetensors, which transformers loads (AutoModelForCausalLM with trust_remote_code=True, AutoTokenizer),
+            or orbax, weights alone
         fold: multiply ν, α and scales into the matrices, so that a plain decoder is left (anGPT)
         dtype: of the matrices; scales and gains stay float32
         shard_mb: megabytes of one file of tensors, at most; a larger tensor has a file of its own

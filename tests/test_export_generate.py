@@ -1,10 +1,12 @@
 """Text from an export: with a cache as without, padded or not, from ids of its tokenizer that are ours."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from exports import CONTEXT, END, batch, logits, made, write
 from exports_in_torch import code_of_the_exports as code_of_the_exports
@@ -12,6 +14,7 @@ from exports_in_torch import load_model, load_tokenizer
 from exports_in_torch import logits as torch_logits
 from transformers import DynamicCache
 
+from angpt_jax.data.sentencepieces import SentencePieceTokenizer
 from angpt_jax.data.tokenizer import PROBE, ByteTokenizer, Tokenizer, train_bpe
 
 TEXTS = ["", "a", PROBE, "def f(x):\n\treturn x  # \u00e9\u0301 \U0001f642", "<|endoftext|>", "\0\x7f"]
@@ -78,9 +81,26 @@ def test_text_ends_with_the_context_or_its_document(model: Any) -> None:
     hook.remove()
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(TEXTS * 3, 280)], ids=["bytes", "bpe"])
-def test_ids_are_ours(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def of_pieces(kind: str) -> Tokenizer:
+    """A SentencePiece model of 400 pieces."""
+    model, lines = io.BytesIO(), iter([f"the number {n} is followed by {n + 1}, and so on" for n in range(500)])
+    settings: dict[str, Any] = {"vocab_size": 400, "model_type": kind, "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.Train(sentence_iterator=lines, model_writer=model, **settings)
+    return SentencePieceTokenizer(model.getvalue())
+
+
+MAKERS = {
+    "bytes": ByteTokenizer,
+    "bpe": lambda: train_bpe(TEXTS * 3, 280),
+    "pieces": lambda: of_pieces("bpe"),
+    "pieces, unigram": lambda: of_pieces("unigram"),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_ids_are_ours(kind: str, tmp_path: Path) -> None:
     """With the id in front that begins a document; one that is spelt out is text."""
+    tokenizer: Tokenizer = MAKERS[kind]()
     theirs = load_tokenizer(write(tmp_path / "x", made("gpt_plus"), tokenizer=tokenizer))
     for text, ours in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
         assert theirs(text).input_ids == [tokenizer.end_of_document, *ours]
