@@ -87,11 +87,11 @@ def check(config: ExportConfig) -> list[str]:
 
 
 def _place(text: str) -> list[str]:
-    out = Path(text).expanduser()
     rule = "a folder that is not there, or an empty one"
-    if not out.absolute().name or ".." in out.parts:
-        return [f"out: must end in the name of a folder, without '..', got {show(text)}; {rule}"]
     try:
+        out = Path(text).expanduser()
+        if not out.absolute().name or ".." in out.parts:
+            return [f"out: must end in the name of a folder, without '..', got {show(text)}; {rule}"]
         if out.is_symlink() or (out.exists() and not out.is_dir()):
             return [f"out: is not a folder, got {show(text)}; {rule}"]
         above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())

@@ -112,6 +112,9 @@ EARLY = {
     "--out link": f"out: is not a folder, got 'link'; {NEW}",
     "--out ..": f"out: must end in the name of a folder, without '..', got '..'; {NEW}",
     "--out /": f"out: must end in the name of a folder, without '..', got '/'; {NEW}",
+    "--out ~nobody-of-that-name/x": (
+        f"out: can't be read (Could not determine home directory.), got '~nobody-of-that-name/x'; {NEW}"
+    ),
     "--out gs://bucket/x": (
         "out: must be a path of a file system, got 'gs://bucket/x'; mount the bucket, or download, and give its path"
     ),

@@ -72,6 +72,18 @@ def test_padding_on_the_left_changes_nothing(model: Any, folder: Path) -> None:
     np.testing.assert_allclose(whole, torch_logits(model, both.input_ids[:1, 16:].numpy())[0], atol=2e-6)
 
 
+def test_what_is_masked_is_not_seen_whatever_it_is(model: Any) -> None:
+    """Also where no document begins behind it, and one step at a time."""
+    text, junk = batch()[1:2, 1:], batch()[2:3, 1:6]
+    whole, mask = np.concatenate([junk, text], axis=1), torch.ones(1, 16, dtype=torch.long)
+    mask[:, :5] = 0
+    expected, cache = torch_logits(model, text), DynamicCache()
+    np.testing.assert_allclose(torch_logits(model, whole, attention_mask=mask)[:, 5:], expected, atol=2e-6)
+    torch_logits(model, whole[:, :15], attention_mask=mask[:, :15], cache=cache)
+    last = torch_logits(model, whole[:, 15:], attention_mask=mask, cache=cache)
+    np.testing.assert_allclose(last[:, -1], expected[:, -1], atol=2e-6)
+
+
 def test_text_ends_with_the_context_or_its_document(model: Any) -> None:
     start = torch.tensor([[END, 72]])
     assert model.generate(start, min_length=CONTEXT, do_sample=False).shape == (1, CONTEXT)
