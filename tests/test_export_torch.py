@@ -3,6 +3,7 @@ package."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from exports_in_torch import load_model
 from exports_in_torch import logits as torch_logits
 
 from angpt_jax.archs import RECIPES
+from angpt_jax.exports import tensors
 from angpt_jax.exports.description import MODEL_FILES
+from angpt_jax.exports.standalone.modeling_angpt_jax import AngptJaxForCausalLM
 from angpt_jax.exports.writing import STANDALONE
 
 CASES: dict[str, dict[str, Any]] = {
@@ -71,6 +74,14 @@ def test_matrices_of_half_the_bytes_and_scales_of_all(dtype: str, error: float, 
     assert 1e-6 < np.abs(theirs - ours).max() / np.abs(ours).max() < error
     scale = exported.params["layers"]["attention"]["qk"]["query_key_scale"][1]
     np.testing.assert_array_equal(model.layers[1].attention.qk.query_key_scale.detach().numpy(), scale)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_stays_float32_is_what_is_no_matrix(recipe: str) -> None:
+    """By name, as transformers finds it."""
+    kept = re.compile("|".join(AngptJaxForCausalLM._keep_in_fp32_modules_strict))
+    for entry in tensors.entries(made(recipe).decoder):
+        assert bool(kept.search(entry.name)) is not entry.is_matrix
 
 
 def test_tensors_in_several_files_are_the_same(tmp_path: Path) -> None:
