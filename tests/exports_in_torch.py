@@ -1,14 +1,15 @@
 """Loads exports as a user of transformers would: offline, with the code that the folder brings."""
 
+import atexit
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 from transformers.utils import logging
@@ -16,12 +17,10 @@ from transformers.utils import logging
 logging.disable_progress_bar()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def code_of_the_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where transformers copies the code to that it runs; to be imported by the modules that load models."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-        yield
+# Where transformers copies the code to that it runs: one folder for all tests of a process, which imports from there.
+MODULES = tempfile.mkdtemp(prefix="modules")
+atexit.register(shutil.rmtree, MODULES, ignore_errors=True)
+dynamic_module_utils.HF_MODULES_CACHE = MODULES
 
 
 def load_model(folder: Path, **options: Any) -> Any:

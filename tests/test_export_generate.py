@@ -9,7 +9,6 @@ import pytest
 import sentencepiece
 import torch
 from exports import CONTEXT, END, batch, logits, made, write
-from exports_in_torch import code_of_the_exports as code_of_the_exports
 from exports_in_torch import load_model, load_tokenizer
 from exports_in_torch import logits as torch_logits
 from transformers import DynamicCache
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path, code_of_the_exports: None) -> Any:
+def model(folder: Path) -> Any:
     return load_model(folder)
 
 

@@ -20,7 +20,7 @@ from angpt_jax.parts import PARTS
 
 B, L, H, G, K, V, LAYER = 2, 3, 4, 2, 6, 7, 3
 RNG = np.random.default_rng(0)
-ANGLES_LR = ops.rotary_angles(L, K, 100.0)
+ANGLES_LR = ops.rotary_angles(jnp.arange(L), K, 100.0)
 
 
 def choices(kind: type) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from exports import CONTEXT, VOCAB, batch, logits, made, write
-from exports_in_torch import code_of_the_exports as code_of_the_exports
 from exports_in_torch import load_model
 from exports_in_torch import logits as torch_logits
 
