@@ -20,7 +20,7 @@ logging.disable_progress_bar()
 # Where transformers copies the code to that it runs: one folder for all tests of a process, which imports from there.
 MODULES = tempfile.mkdtemp(prefix="modules")
 atexit.register(shutil.rmtree, MODULES, ignore_errors=True)
-dynamic_module_utils.HF_MODULES_CACHE = MODULES
+dynamic_module_utils.HF_MODULES_CACHE = MODULES  # pyright: ignore[reportPrivateImportUsage]
 
 
 def load_model(folder: Path, **options: Any) -> Any:

@@ -78,7 +78,7 @@ def test_matrices_of_half_the_bytes_and_scales_of_all(dtype: str, error: float, 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_stays_float32_is_what_is_no_matrix(recipe: str) -> None:
     """By name, as transformers finds it."""
-    kept = re.compile("|".join(AngptJaxForCausalLM._keep_in_fp32_modules_strict))
+    kept = re.compile("|".join(AngptJaxForCausalLM._keep_in_fp32_modules_strict or []))
     for entry in tensors.entries(made(recipe).decoder):
         assert bool(kept.search(entry.name)) is not entry.is_matrix
 
