@@ -817,8 +817,8 @@ ROWS = [
         "--run.init_from runs/nowhere",
         [
             (
-                "run.init_from: holds no weights (no config.yaml), got '{w}/runs/nowhere'; a run directory, or a "
-                "folder that export --format orbax wrote"
+                "run.init_from: holds no weights (no config.yaml or config.json), got '{w}/runs/nowhere'; a run "
+                "directory, or a folder that export wrote"
             )
         ],
     ),

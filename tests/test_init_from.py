@@ -17,6 +17,8 @@ from weight_runs import FLAGS, make_run
 from angpt_jax import cli, init_from, metrics, pretrain, trained, weights
 from angpt_jax.config import Config, MeshConfig
 from angpt_jax.errors import UserError
+from angpt_jax.exports import writing
+from angpt_jax.exports.exported import of_run
 from angpt_jax.job import Job, assemble
 from angpt_jax.processes.group import ALONE
 from angpt_jax.train import train
@@ -30,11 +32,14 @@ STILL = ("--optim.peak_lr", "1e-12")
 
 @pytest.fixture(scope="module")
 def source(source_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, and beside it `weights` and `folded`, which hold its weights alone."""
+    """A run, and beside it `weights` and `folded`, which hold its weights alone, and the same as exports."""
     copied = tmp_path_factory.mktemp("init_from") / "w"
     run = Path(shutil.copytree(source_run.parent.parent, copied)) / "runs/source"
     weights.save_weights(trained.load(run, MeshConfig()), run.parent / "weights")
     weights.save_weights(trained.load(run, MeshConfig(), folded=True), run.parent / "folded")
+    for name, folded in (("exported", False), ("folded_export", True)):
+        model = trained.load(run, MeshConfig(), folded)
+        writing.write(of_run(model), model.tokenizer, run.parent / name, "float32", 20_000)
     return run
 
 
@@ -100,6 +105,29 @@ def test_the_weights_are_those_of_the_source_bit_for_bit_and_lie_as_the_mesh_say
     assert not job.directory.exists()
 
 
+def test_an_export_gives_its_bits_and_padded_entries_stand_for_nothing(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(source, monkeypatch, "--run.init_from", "runs/exported", "--mesh.tensor", "2", "--model.vocab", "310")
+    saved, params = state_of(source), read(job)
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"params": params}):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        known = tuple(slice(257 if size == 310 else None) for size in leaf.shape)
+        cut = tuple(slice(257 if size == 300 else None) for size in saved[name].shape)
+        np.testing.assert_array_equal(np.asarray(leaf)[known], saved[name][cut])
+    assert not np.asarray(params["embedding"])[257:].any() and not np.asarray(params["head"])[:, 257:].any()
+    assert jax.tree.map(lambda x: x.sharding, params) == job.built.shardings.params
+
+
+def test_a_damaged_export_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Path(shutil.copytree(source.parent / "exported", tmp_path / "there"))
+    first = min(there.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-4])
+    job = job_of(source, monkeypatch, "--run.init_from", str(there))
+    with pytest.raises(UserError, match=rf"^run\.init_from: {first.name} is damaged or can't be read"):
+        read(job)
+
+
 def answer(source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> Outcome:
     """What a start answers that writes nothing."""
     monkeypatch.chdir(workspace(source))
@@ -113,7 +141,11 @@ def answer(source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 OTHER = "run.init_from: its model is not that of this run, got '{runs}/source', which differs in "
-NOTHING = "run.init_from: holds no weights (no config.yaml), got '{there}'; a run directory, or a folder that export "
+NOTHING = (
+    "run.init_from: holds no weights (no config.yaml or config.json), got '{there}'; a run directory, or a folder "
+)
+
+FOLDED = "run.init_from: holds folded weights, which are of another architecture, got '{there}'; weights that "
 
 
 @pytest.mark.parametrize(
@@ -132,16 +164,21 @@ NOTHING = "run.init_from: holds no weights (no config.yaml), got '{there}'; a ru
         ("--model.places.head.scale_init 3", OTHER + "model.places.head (saved: ScaledLogits(scale_init=5.6, "),
         (
             "--data.tokenizer bpe",
-            "run.init_from: its tokenizer is not that of this run, got '{runs}/source/tokenizer.json'; give that as "
+            "run.init_from: its tokenizer is not that of this run, got '{runs}/source'; give that as "
             "data.tokenizer (prepare takes it as --tokenizer), or no --run.init_from",
         ),
         ("--run.init_from runs/nothing", NOTHING.replace("{there}", "{runs}/nothing")),
         ("--run.init_from tiny.yaml", NOTHING.replace("{there}", "{w}/tiny.yaml")),
         ("--run.init_from runs/new", NOTHING.replace("{there}", "{runs}/new")),
+        ("--run.init_from runs/folded", FOLDED.replace("{there}", "{runs}/folded")),
+        ("--run.init_from runs/folded_export", FOLDED.replace("{there}", "{runs}/folded_export")),
         (
-            "--run.init_from runs/folded",
-            "run.init_from: holds folded weights, which are of another architecture, got '{runs}/folded'; weights that "
-            "are not folded",
+            "--run.init_from runs/exported --model.layers 3",
+            OTHER.replace("source", "exported") + "model.layers (saved: 2, wanted: 3); ",
+        ),
+        (
+            "--run.init_from runs/exported --data.tokenizer bpe",
+            "run.init_from: its tokenizer is not that of this run, got '{runs}/exported'; ",
         ),
     ],
 )
@@ -213,8 +250,9 @@ def test_of_damaged_weights_the_ones_before_are_taken(
 
 def test_numbers_that_are_not_finite_are_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(source, monkeypatch, "--run.init_from", "runs/source")
-    params = init_from._params
-    monkeypatch.setattr(init_from, "_params", lambda *given: {"w": params(*given)["embedding"].at[3, 4].set(np.nan)})
+    params = init_from._of_checkpoint
+    bad = lambda *given: {"w": params(*given)["embedding"].at[3, 4].set(np.nan)}  # noqa: E731
+    monkeypatch.setattr(init_from, "_of_checkpoint", bad)
     with pytest.raises(UserError, match=r"^run\.init_from: holds numbers that are not finite, got '.*/source'"):
         read(job)
 
