@@ -25,7 +25,7 @@ from angpt_jax.model import Decoder, apart
 from angpt_jax.parts.head import PlainLogits
 
 SHORTEST = 16  # bucket of prompts; the next ones double
-SLOTS = 64  # places for new tokens are a multiple of this
+SLOTS = 16  # places for new tokens are a multiple of this
 CHUNK = 16  # tokens of each row between two looks at what was drawn
 GREEDY = Draw()
 Prompts = Sequence[Sequence[int]]

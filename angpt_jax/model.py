@@ -48,7 +48,7 @@ class Attention(nn.Module):
         k_BLGK = project("key", "kv_heads", sizes.key_value_heads, nu.key)
         v_BLGK = project("value", "kv_heads", sizes.key_value_heads, nu.value)
         qk = arch.qk.make(name="qk")
-        q_BLHK, k_BLGK = qk(q_BLHK, k_BLGK, lambda x_BLHK: ops.rotate(x_BLHK, seen.angles))
+        q_BLHK, k_BLGK = qk(q_BLHK, k_BLGK, lambda x_BLHK: ops.rotate(x_BLHK, seen.turns))
         v_BLGK = arch.value.make(name="value_norm", axis="head_dim")(v_BLGK)
         measure(self, "q", lambda: norms(q_BLHK))
         measure(self, "k", lambda: norms(k_BLGK))
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
     def window(self, segments_BL: Array) -> Window:
         """What the tokens of a whole window see."""
         angles = ops.rotary_angles(jnp.arange(segments_BL.shape[1]), self.sizes.head_width, self.sizes.rope_theta)
-        return Window(None if self.attend_across_documents else segments_BL, angles)
+        return Window(None if self.attend_across_documents else segments_BL, ops.turns(angles))
 
     def logits(self, h_BLD: Array, w_DV: Array) -> Array:
         return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))

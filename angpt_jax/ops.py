@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec
 
 from angpt_jax.layout import HERE, Layout, Place
 
+Turns = tuple[Array, Array]  # cosines and sines of rotary angles
+
 
 def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None, place: Place = HERE) -> Array:
     """ν · W x over the last axis of x and the first of the kernel, its input side.
@@ -87,13 +89,18 @@ def rotary_angles(positions_L: Array, head_width: int, theta: float) -> Array:
     return positions_L.astype(jnp.float32)[..., None] * frequencies
 
 
-def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
+def turns(angles_LR: Array) -> Turns:
+    """What a rotation by these angles multiplies with; made once, as each layer needs it twice."""
+    return jnp.cos(angles_LR), jnp.sin(angles_LR)
+
+
+def rotate(x_BLHK: Array, turns_LR: Turns) -> Array:
     """Rotates each pair (x_i, x_{i+K/2}) by its angle, in float32: a true rotation, so norms do not change.
 
-    The angles are those of all rows, or of each (B, L, R).
+    The turns are those of all rows, or of each (B, L, R).
     """
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles_LR)[..., None, :], jnp.sin(angles_LR)[..., None, :]
+    cos, sin = (turn[..., None, :] for turn in turns_LR)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 

@@ -54,7 +54,7 @@ def call(place: str, name: str) -> tuple[list[np.ndarray], At, list[Any], list[A
         return (
             [normal(B, L, H, K), normal(B, L, G, K)],
             At(K, LAYER, H, G),
-            [lambda x: ops.rotate(x, ANGLES_LR)],
+            [lambda x: ops.rotate(x, ops.turns(ANGLES_LR))],
             [angles],
         )
     if place == "value":
