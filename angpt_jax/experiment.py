@@ -14,7 +14,8 @@ from angpt_jax import attention, flops, optim, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
-from angpt_jax.config import Config, ModelConfig
+from angpt_jax.config import Config, DataConfig, ModelConfig
+from angpt_jax.data.text_cache import cache_root
 from angpt_jax.errors import UserError
 from angpt_jax.how import How
 from angpt_jax.instruments import make_observer
@@ -93,6 +94,11 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | 
     )
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
     return Experiment(model, axes, tx, schedule, layout, abstract)
+
+
+def keep_compiled(data: DataConfig) -> None:
+    """From now on, programs that took long to compile are found again where token files are kept, too."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(data.cache_dir) / "xla"))
 
 
 def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:

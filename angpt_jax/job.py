@@ -13,7 +13,7 @@ from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.data.pipeline import Order
-from angpt_jax.data.text_cache import Fingerprint, cache_root
+from angpt_jax.data.text_cache import Fingerprint
 from angpt_jax.data.tokens import TokenData, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
@@ -78,7 +78,7 @@ def assemble(config: Config, name: str, group: Group) -> Job:
         run_dir.check_shared(directory, group)
     tokens = group.in_turn("tokens", partial(_load_tokens, config))
     init_from.check(config, arch, sizes, tokens.tokenizer, directory, group)
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
+    experiment.keep_compiled(config.data)
     built = group.agreed("shapes", lambda: experiment.build(config, arch, sizes))
     job = Job(config, arch, sizes, built, tokens, directory, group)
     check_same_data(job)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from angpt_jax import cli, experiment, fold, path_rules, rules, run_dir, sharding, weights_folder
+from angpt_jax import cli, experiment, fold, rules, run_dir, sharding, weights_folder
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config, MeshConfig
 from angpt_jax.data.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
         )
     tokenizer = tokenizer_of(directory)
     _check_vocab(directory, tokenizer, config.model.vocab)
+    experiment.keep_compiled(config.data)
     built = experiment.build(config, fold.plain(arch) if was_folded else arch, sizes)
     found = newest_params(run_dir.checkpoints_of(directory), built.abstract.params)
     if found is None:
@@ -82,11 +83,6 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
     if not was_folded and (folded or (folded is None and not obstacles)):
         model, params = _folded(model, params)
     return Trained(found.step, config, model, params, tokenizer, run_config)
-
-
-def check_directory(path: str) -> list[str]:
-    """Problems of the text of a `run.dir` that is read, as lines for a UserError; before anything looks there."""
-    return list(path_rules.of_path("run.dir", path))
 
 
 def config_of(directory: Path, field: str = "run.dir") -> tuple[Config, Arch, Sizes]:
