@@ -228,6 +228,17 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class FromRun:
+    """Where the model comes from that a command uses.
+
+    Args:
+        dir: run directory that holds the checkpoint, or a folder of weights alone (export --format orbax)
+    """
+
+    dir: str = "runs/default"
+
+
+@dataclass(frozen=True)
 class Config:
     """All of a training run.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from angpt_jax import cli, mesh_rules, path_rules
-from angpt_jax.config import MeshConfig
+from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.schema import show
@@ -22,17 +22,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 MOST_ROWS = 8  # of a device, where nothing is said; logits of 8 windows of 2048 tokens and 50,304 entries have 3.3 GB
-
-
-@dataclass(frozen=True)
-class EvaluateRun:
-    """Where the model comes from.
-
-    Args:
-        dir: run directory that holds the checkpoint
-    """
-
-    dir: str = "runs/default"
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ class EvaluateConfig:
         mesh: devices
     """
 
-    run: EvaluateRun = field(default_factory=EvaluateRun)
+    run: FromRun = field(default_factory=FromRun)
     sets: dict[str, str] = field(default_factory=dict)
     tokens: int | None = None
     batch_size: int | None = None

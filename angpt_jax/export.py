@@ -5,22 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from angpt_jax import cli, path_rules
-from angpt_jax.config import MeshConfig
+from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.schema import show
 
 MEGABYTE = 1_000_000
 LONGEST_NAME = 200  # bytes of one part of out; file systems take 255, and the unfinished folder has a longer name
-
-
-@dataclass(frozen=True)
-class ExportRun:
-    """Where the model comes from.
-
-    Args:
-        dir: run directory that holds the checkpoint
-    """
-
-    dir: str = "runs/default"
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,7 @@ class ExportConfig:
     """
 
     out: str
-    run: ExportRun = field(default_factory=ExportRun)
+    run: FromRun = field(default_factory=FromRun)
     format: Literal["safetensors", "orbax"] = "safetensors"
     fold: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

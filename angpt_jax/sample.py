@@ -8,19 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from angpt_jax import cli, path_rules
-from angpt_jax.config import MeshConfig
+from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.schema import show
-
-
-@dataclass(frozen=True)
-class SampleRun:
-    """Where the model comes from.
-
-    Args:
-        dir: run directory that holds the checkpoint, or a folder of weights that export made
-    """
-
-    dir: str = "runs/default"
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class SampleConfig:
         mesh: devices; by default each has the whole model and a part of the samples
     """
 
-    run: SampleRun = field(default_factory=SampleRun)
+    run: FromRun = field(default_factory=FromRun)
     prompt: str = ""
     prompts: list[str] = field(default_factory=list)
     samples: int = 3

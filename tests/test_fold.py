@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import SIZES, Tiny, random_batch, tiny
+from conftest import SIZES, Tiny, is_box, random_batch, tiny
 from test_hlo import FEATURES
 
 from angpt_jax import fold
 from angpt_jax.arch import NOTHING, Arch, Sizes
 from angpt_jax.archs import RECIPES
+from angpt_jax.axes import Annotated
 from angpt_jax.how import How
 from angpt_jax.model import Decoder
 from angpt_jax.nu import Nu
@@ -183,12 +184,30 @@ def relative_error(logits: np.ndarray, exact: np.ndarray) -> float:
 
 
 def test_in_bfloat16_it_errs_no_more_than_the_model_itself() -> None:
+    """Both round as often: the ratio of their errors is 1 but for chance, 0.998 in the mean of 15 larger models."""
     sizes = Sizes(width=128, layers=4, heads=4, feed_forward=512, vocab=256)
-    exact = tiny("angpt", sizes)
-    rough = tiny("angpt", sizes, how=How(jnp.bfloat16))
-    rng = np.random.default_rng(0)
-    tokens_BL = rng.integers(0, sizes.vocab, (4, 32), dtype=np.int32)
-    logits = exact.logits(exact.random, tokens_BL)
-    folded = jax.jit(partial(fold.folded, exact.model.arch, sizes))(exact.random)
-    plain = Tiny(rough.model.clone(arch=fold.plain(exact.model.arch))).logits(folded, tokens_BL)
-    assert relative_error(plain, logits) <= relative_error(rough.logits(exact.random, tokens_BL), logits) < 0.05
+    exact, rough = tiny("angpt", sizes), tiny("angpt", sizes, how=How(jnp.bfloat16))
+    plain = Tiny(rough.model.clone(arch=fold.plain(exact.model.arch)))
+    folded = jax.jit(partial(fold.folded, exact.model.arch, sizes))
+    tokens_BL = np.random.default_rng(0).integers(0, sizes.vocab, (8, 32), dtype=np.int32)
+    errors = []
+    for seed in range(8):
+        params = redrawn(exact, seed)
+        logits = exact.logits(params, tokens_BL)
+        of_folded, of_itself = plain.logits(folded(params), tokens_BL), rough.logits(params, tokens_BL)
+        errors.append((relative_error(of_folded, logits), relative_error(of_itself, logits)))
+    of_folded, of_itself = np.mean(errors, axis=0)
+    assert of_folded <= 1.01 * of_itself < 0.05
+
+
+def redrawn(model: Tiny, seed: int) -> Any:
+    """Like `random`, with other matrices."""
+    rng = np.random.default_rng(seed)
+
+    def draw(box: Annotated, leaf: Any) -> Any:
+        if not box.axes.is_matrix:
+            return leaf
+        (inputs,) = box.axes.along("inputs")
+        return jnp.asarray(rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[inputs]), jnp.float32)
+
+    return jax.tree.map(draw, model.boxed, model.random, is_leaf=is_box)
