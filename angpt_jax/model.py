@@ -156,7 +156,7 @@ class Decoder(nn.Module):
     def window(self, segments_BL: Array) -> Window:
         """What the tokens of a whole window see."""
         angles = ops.rotary_angles(jnp.arange(segments_BL.shape[1]), self.sizes.head_width, self.sizes.rope_theta)
-        return Window(None if self.attend_across_documents else segments_BL, ops.turns(angles))
+        return Window(None if self.attend_across_documents else segments_BL, angles)
 
     def logits(self, h_BLD: Array, w_DV: Array) -> Array:
         return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))

@@ -90,7 +90,7 @@ def rotary_angles(positions_L: Array, head_width: int, theta: float) -> Array:
 
 
 def turns(angles_LR: Array) -> Turns:
-    """What a rotation by these angles multiplies with; made once, as each layer needs it twice."""
+    """What a rotation by these angles multiplies with."""
     return jnp.cos(angles_LR), jnp.sin(angles_LR)
 
 

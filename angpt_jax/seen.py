@@ -39,7 +39,11 @@ class Window:
     """All tokens of a window come at once; each sees its own document up to itself (all, without segments)."""
 
     segments_BL: Array | None
-    turns: Turns
+    angles_LR: Array
+
+    @property
+    def turns(self) -> Turns:
+        return ops.turns(self.angles_LR)
 
     def attend(self, how: How, q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, scale: float) -> tuple[Array, None]:
         return attend(how.attention, q_BLHK, k_BLGK, v_BLGK, self.segments_BL, scale, how.layout), None

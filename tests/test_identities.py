@@ -78,7 +78,7 @@ def block_calls(recipe: str) -> Callable[[Any, float], dict[str, tuple[Any, Arra
         variables = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
         angles = ops.rotary_angles(jnp.arange(length), SIZES.head_width, 10_000.0)
         with nn.intercept_methods(remember):
-            Block(model.arch, model.sizes, How()).apply(variables, h_BLD, layer, Window(None, ops.turns(angles)))
+            Block(model.arch, model.sizes, How()).apply(variables, h_BLD, layer, Window(None, angles))
         return seen
 
     return lambda params, layer: run(params, jnp.float32(layer))

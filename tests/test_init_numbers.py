@@ -67,7 +67,7 @@ def first_layer(width: int, length: int) -> dict[str, Any]:
         layer = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
         angles, how = ops.rotary_angles(jnp.arange(length), HEAD_WIDTH, 10_000.0), How()
         with nn.intercept_methods(remember):
-            Block(arch, sizes(width), how).apply(layer, h_BLD, jnp.float32(1), Window(None, ops.turns(angles)))
+            Block(arch, sizes(width), how).apply(layer, h_BLD, jnp.float32(1), Window(None, angles))
         return dict(seen)
 
     return jax.jit(run)(params)

@@ -390,7 +390,7 @@ STREAM_BLD = np.random.default_rng(1).standard_normal((2, 5, 24)).astype(np.floa
 @cache
 def window() -> Window:
     """One document."""
-    return Window(None, ops.turns(ops.rotary_angles(jnp.arange(5), SIZES.head_width, SIZES.rope_theta)))
+    return Window(None, ops.rotary_angles(jnp.arange(5), SIZES.head_width, SIZES.rope_theta))
 
 
 def drawn(boxed: Any) -> Any:
