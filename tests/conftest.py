@@ -8,8 +8,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-# Level 0 and the older emitter of fusions compile in a fifth of the time, from the same HLO. Products stay XLA's own: the
-# library that it gives them to on some CPUs rounds otherwise on each kind (1e-5 of a gradient). What the user sets wins.
+# Level 0 and the older emitter of fusions compile in a fifth of the time, from the same HLO. Products stay XLA's own: a
+# library that it would give them to rounds otherwise on each kind of CPU (1e-5 of a gradient). What the user sets wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(
     [
