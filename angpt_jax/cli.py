@@ -78,11 +78,12 @@ def _split(argv: list[str], takes_words: bool = False) -> _Words:
     return words
 
 
-def config_path(name: str) -> Path:
-    """The file that `--config name` means: a bare name is looked up in ./configs, then beside the package."""
+def config_path(name: str, command: str = "train") -> Path:
+    """The file that `--config name` means: a bare name is looked up in ./configs, then beside the package; in both,
+    what lies in the folder of the command (configs/evaluate) comes first."""
     if "/" in name or name.endswith((".yaml", ".yml", ".json")):
         return Path(name)
-    folders = (Path("configs"), _PACKAGED)
+    folders = [folder / part for folder in (Path("configs"), _PACKAGED) for part in (command, "")]
     there = {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.yaml"))}
     if name in there:
         return there[name]
@@ -91,10 +92,10 @@ def config_path(name: str) -> Path:
     raise UserError(f"config: no config of that name, got {show(name)}; {hint}")
 
 
-def config_name(argv: list[str], default: str) -> str:
+def config_name(argv: list[str], default: str, command: str = "train") -> str:
     """Name of the last --config, without folder and suffix; `default` if there is none."""
     configs = _split(argv).configs
-    return config_path(configs[-1]).stem if configs else default
+    return config_path(configs[-1], command).stem if configs else default
 
 
 def parse(
@@ -114,7 +115,7 @@ def parse(
     form.note(*given.problems)
     for name in given.configs or filter(None, [default_config]):
         try:
-            path = config_path(name)
+            path = config_path(name, command)
             values = read_mapping(path)
         except UserError as error:
             form.note(*error.problems)
@@ -173,7 +174,7 @@ def main(
     argv = sys.argv[1:]
     try:
         config = parse(schema, argv, command=command, default_config=default_config, words=words)
-        code = run(config, config_name(argv, default_config or command))
+        code = run(config, config_name(argv, default_config or command, command))
     except UserError as error:
         print_problems(*error.problems)
         code = error.exit_code

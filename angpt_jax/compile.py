@@ -5,12 +5,11 @@ Exit codes: 0 it fits, or that can't be known; 1 it does not; 2 bad input.
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from angpt_jax import cli, rules
+from angpt_jax import cli, path_rules, rules
 from angpt_jax.ahead import topologies
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError
@@ -52,7 +51,7 @@ class CompileConfig(Config):
 def compile_step(config: CompileConfig, name: str) -> int:
     """Compiles, prints the table, writes the JSON; returns the exit code."""
     config = replace(config, dry_run=True)  # nothing is allocated here
-    own = [*topologies.check(config.topology, config.slices), *check_json(config.json)]
+    own = [*topologies.check(config.topology, config.slices), *path_rules.of_output("json", config.json)]
     cli.raise_problems([*own, *rules.check(config)])
     if config.topology:
         os.environ.update(TPU_COMPILER)
@@ -70,18 +69,6 @@ def compile_step(config: CompileConfig, name: str) -> int:
         except OSError as error:
             raise StorageError(f"json: can't be written ({error.strerror}), got {show(config.json)}") from error
     return TOO_LARGE if found["memory"]["fits"] is False else 0
-
-
-def check_json(path: str | None) -> Iterator[str]:
-    """What speaks against writing there."""
-    if path is None:
-        return
-    if not path or not path.isprintable():
-        yield f"json: must be the path of a file, got {show(path)}"
-    elif Path(path).is_dir():
-        yield f"json: is a folder, got {show(path)}; name a file"
-    elif not Path(path).parent.is_dir():
-        yield f"json: its folder is not there, got {show(path)}; make it first"
 
 
 if __name__ == "__main__":

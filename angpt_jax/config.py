@@ -209,6 +209,8 @@ class RunConfig:
         keep_every_steps: also keep every checkpoint whose step is a multiple of this; null keeps none of them
         seed: seed of the initial weights
         resume: auto (continue if there is a checkpoint), never (the directory must be new), must (there must be one)
+        init_from: a run directory, or a folder of weights alone, whose newest weights a new run starts from, at step 0
+            of its own schedule; null draws them. A run that has a checkpoint goes on from that and does not look there
     """
 
     steps: int
@@ -222,6 +224,18 @@ class RunConfig:
     keep_every_steps: int | None = None
     seed: int = 0
     resume: Literal["auto", "never", "must"] = "auto"
+    init_from: str | None = None
+
+
+@dataclass(frozen=True)
+class FromRun:
+    """Where the model comes from that a command uses.
+
+    Args:
+        dir: run directory that holds the checkpoint, or a folder of weights alone (export --format orbax)
+    """
+
+    dir: str = "runs/default"
 
 
 @dataclass(frozen=True)

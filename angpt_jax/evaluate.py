@@ -1,102 +1,235 @@
-"""Loss on a fixed set of tokens: the same number for any batch size and any number of devices."""
+"""`python -m angpt_jax.evaluate`: loss, perplexity and bits per byte of a run on named data; tasks of
+lm-evaluation-harness."""
 
+import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import flax.linen as nn
-import jax
-import numpy as np
-from jax import Array
-from jax.experimental import multihost_utils
+from angpt_jax import cli, mesh_rules, path_rules
+from angpt_jax.config import FromRun, MeshConfig
+from angpt_jax.errors import StorageError, UserError
+from angpt_jax.files import write_whole
+from angpt_jax.schema import show
 
-from angpt_jax.data.pipeline import ValidationSet
-from angpt_jax.step import Batch, nats
+if TYPE_CHECKING:
+    from angpt_jax.data.shards import TokenStream
+    from angpt_jax.evaluation import Evaluation
+    from angpt_jax.harness_run import Results, Tasks
+    from angpt_jax.trained import Trained
 
-WindowNats = Callable[[Any, Batch], Array]
+UNKNOWN = "–"
+MOST_ROWS = 8  # of a device, where nothing is said; logits of 8 windows of 2048 tokens and 50,304 entries have 3.3 GB
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Mean nats per token, and bits per byte of the original text."""
+class EvaluateConfig:
+    """How good the model of a run is: loss on named data, and tasks of lm-evaluation-harness.
 
-    loss: float
-    bits_per_byte: float
+    Args:
+        run: where the model comes from
+        sets: name and source of each set, {code: data/code}; of a folder that prepare made its held-out documents are
+            read, of a text file, a folder of text files or stdlib all of the text, with the run's tokenizer; empty is
+            what the run itself was evaluated on, or nothing where there are tasks in harness
+        tokens: of each set, at most; null is all of it, and for the run's own sets its data.validation_tokens
+        batch_size: windows that are computed at a time; null is at most 8 for each device that takes windows of its own
+        fold: evaluates the plain decoder that anGPT folds into, which is the same function
+        json: new file for all numbers
+        harness: tasks, by their names in lm-evaluation-harness (whose data the hub of Hugging Face has) or by the path
+            of a task file of yours, or of a folder of them, with local data, e.g. [arc_easy, tasks/mine.yaml]
+        num_fewshot: examples in a prompt; null is what each task says, or 0
+        limit: documents of each task, at most; null is all
+        mesh: devices
+    """
 
-    @property
-    def perplexity(self) -> float:
-        """exp of the loss; infinite where a float has no room for it."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-
-def make_window_nats(model: nn.Module) -> WindowNats:
-    """params, batch → nats_B: the sum over the targets of each window that count."""
-
-    def window_nats(params: Any, batch: Batch) -> Array:
-        return (nats(model, params, batch) * batch["weights"]).sum(axis=1)
-
-    return jax.jit(window_nats)
-
-
-def evaluate(
-    window_nats: WindowNats, params: Any, validation: ValidationSet, batch_size: int, put: Callable[[Any], Any]
-) -> Evaluation:
-    """Sums window by window, in float64 on the host; in all processes alike. `put` brings a batch, which each process
-    has as a whole, to the devices."""
-    total = 0.0
-    for batch in _batches(validation, batch_size):
-        nats_B = multihost_utils.process_allgather(window_nats(params, put(batch)), tiled=True)
-        total += float(np.asarray(nats_B, float).sum())
-    count = float(validation.weights.sum(dtype=np.float64))
-    return Evaluation(total / count, total / math.log(2) / validation.bytes)
+    run: FromRun = field(default_factory=FromRun)
+    sets: dict[str, str] = field(default_factory=dict)
+    tokens: int | None = None
+    batch_size: int | None = None
+    fold: bool = False
+    json: str | None = None
+    harness: list[str] = field(default_factory=list)
+    num_fewshot: int | None = None
+    limit: int | None = None
+    mesh: MeshConfig = field(default_factory=MeshConfig)
 
 
-class _Cut(Exception):
-    """A stop request came between two batches."""
+def evaluate(config: EvaluateConfig, name: str) -> int:
+    """Prints a table for the sets and one for the tasks; returns the exit code."""
+    cli.raise_problems(check(config))
+    directory = Path(config.run.dir).absolute()
+    if not os.path.isfile(directory / "config.yaml"):
+        raise UserError(f"run.dir: holds no run (no config.yaml), got {str(directory)!r}; train one first")
+    tasks = _tasks(config)
+    from angpt_jax import run_dir, trained  # not before: JAX takes a second to load
+
+    own_batch = run_dir.load_config(directory).data.batch_size
+    model = trained.load(directory, config.mesh, config.fold)
+    batch_size = _batch_size(config, own_batch, model)
+    sets = _evaluate_sets(config, model, batch_size) if config.sets or not config.harness else {}
+    results = _run_tasks(config, model, batch_size, tasks) if tasks else {}
+    print(f"{model.model.arch.name} of step {model.step:,}, {directory}")
+    _print_sets(sets)
+    _print_tasks(results)
+    if config.json is not None:
+        facts = {"run": str(directory), "step": model.step, "arch": model.model.arch.name, "folded": config.fold}
+        _write(config.json, facts | {"sets": {name: _record(result) for name, result in sets.items()}}, results)
+    return 0
 
 
-class Evaluator:
-    """Evaluates parameters on several sets; `last` is the newest result on the first of them."""
-
-    def __init__(
-        self, window_nats: WindowNats, sets: dict[str, ValidationSet], batch_size: int, put: Callable[[Any], Any]
-    ):
-        self._window_nats, self._sets, self._batch_size, self._put = window_nats, sets, batch_size, put
-        self.last: Evaluation | None = None
-
-    def evaluate(self, params: Any, stop: Callable[[], Any] = lambda: None) -> dict[str, Evaluation]:
-        """The results by set; none at all if `stop`, asked before each batch, says so."""
-
-        def window_nats(params: Any, batch: Batch) -> Array:
-            if stop():
-                raise _Cut
-            return self._window_nats(params, batch)
-
-        try:
-            results = {
-                name: evaluate(window_nats, params, windows, self._batch_size, self._put)
-                for name, windows in self._sets.items()
-            }
-        except _Cut:
-            return {}
-        self.last = next(iter(results.values()))
-        return results
+def check(config: EvaluateConfig) -> list[str]:
+    """Problems of the values themselves."""
+    problems = [
+        f"{key}: must be at least {least}, got {value}"
+        for key, value, least in (
+            ("tokens", config.tokens, 1),
+            ("batch_size", config.batch_size, 1),
+            ("num_fewshot", config.num_fewshot, 0),
+            ("limit", config.limit, 1),
+        )
+        if value is not None and value < least
+    ]
+    paths = ("run.dir", config.run.dir), *((f"sets.{name}", source) for name, source in config.sets.items())
+    for key, path in (*paths, *(("harness", word) for word in config.harness)):
+        problems += [f"{key}: must not be empty, got ''"] if path == "" else path_rules.of_path(key, path)
+    for key, value in (("num_fewshot", config.num_fewshot), ("limit", config.limit)):
+        if value is not None and value > 0 and not config.harness:
+            problems.append(f"{key}: needs tasks, got {value} without harness; name tasks, or leave it out")
+    return [*problems, *path_rules.of_output("json", config.json, new=True), *mesh_rules.of_the_mesh(config.mesh)]
 
 
-def as_record(results: dict[str, Evaluation]) -> dict[str, float]:
-    """val_loss and val_bits_per_byte of the first set, NAME/val_loss and so on of the others."""
-    record = {}
-    for number, (name, result) in enumerate(results.items()):
-        prefix = f"{name}/" if number else ""
-        record |= {f"{prefix}val_loss": result.loss, f"{prefix}val_bits_per_byte": result.bits_per_byte}
-    return record
+def _tasks(config: EvaluateConfig) -> "Tasks | None":
+    """The tasks with their data, before anything is computed."""
+    if not config.harness:
+        return None
+    from angpt_jax import harness_run  # not before: the harness is an extra, and takes seconds to load
+
+    return harness_run.load(config.harness, config.num_fewshot)
 
 
-def _batches(validation: ValidationSet, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of windows; the last one is filled up with windows of weight 0."""
-    arrays = {"tokens": validation.tokens, "segments": validation.segments, "weights": validation.weights}
-    for start in range(0, len(validation.tokens), batch_size):
-        rows = {name: array[start : start + batch_size] for name, array in arrays.items()}
-        missing = batch_size - len(rows["tokens"])
-        yield {name: np.pad(array, ((0, missing), (0, 0))) for name, array in rows.items()}
+def _batch_size(config: EvaluateConfig, own: int, model: "Trained") -> int:
+    """Rows of a batch, which the devices of the model can share; no more than training had, where nothing is said."""
+    parts = model.model.how.layout.parts("batch")
+    if config.batch_size is None:
+        return min(-(-own // parts), MOST_ROWS) * parts
+    if config.batch_size % parts:
+        near = mesh_rules.near_multiples(config.batch_size, parts)
+        over = " * ".join(f"mesh.{axis}" for axis in model.model.how.layout.over("batch"))
+        raise UserError(f"batch_size: must be a multiple of {over}, got {config.batch_size} with {parts}; {near}")
+    return config.batch_size
+
+
+def _evaluate_sets(config: EvaluateConfig, model: "Trained", batch_size: int) -> "dict[str, Evaluation]":
+    from angpt_jax import evaluation, sharding
+    from angpt_jax.data.pipeline import validation_windows
+
+    most = config.tokens or (None if config.sets else model.config.data.validation_tokens)
+    windows = {
+        key: validation_windows(stream, model.tokenizer, model.context, most, f"sets.{key}")
+        for key, stream in _streams(config, model).items()
+    }
+    put = sharding.batch_putter(model.model.how.layout, batch_size)
+    evaluator = evaluation.Evaluator(evaluation.make_window_nats(model.model), windows, batch_size, put)
+    return evaluator.evaluate(model.params)
+
+
+def _streams(config: EvaluateConfig, model: "Trained") -> "dict[str, TokenStream]":
+    """What is evaluated: the sets that are given, or those of the run; ids of the run's tokenizer."""
+    from angpt_jax.data import tokens
+
+    data, ours = model.config.data, model.tokenizer.fingerprint
+    if not config.sets:
+        own = tokens.load_tokens(data, model.config.model.vocab)
+        if own.tokenizer.fingerprint != ours:
+            raise UserError(
+                f"sets: the run's data are no longer of its tokenizer ({ours[:12]}), got tokenizer "
+                f"{own.tokenizer.fingerprint[:12]}; bring the data back, or give --sets"
+            )
+        return own.validation
+    return {
+        name: tokens.judged_on(source, model.tokenizer, data.cache_dir, f"sets.{name}")
+        for name, source in config.sets.items()
+    }
+
+
+def _run_tasks(config: EvaluateConfig, model: "Trained", batch_size: int, tasks: "Tasks") -> "Results":
+    from angpt_jax import harness_run
+    from angpt_jax.generate import Generator
+    from angpt_jax.harness import HarnessModel
+    from angpt_jax.scoring import Scorer
+
+    scorer = Scorer(model.model, model.params, model.tokenizer, model.context, batch_size)
+    generator = Generator(model.model, model.params, model.tokenizer, model.context)
+    harness = HarnessModel(scorer, model.tokenizer, model.context, batch_size, generator)
+    return harness_run.run(harness, tasks, config.limit)
+
+
+def _record(result: "Evaluation") -> dict[str, Any]:
+    """As it stands in the JSON: null where there is no number."""
+    numbers = {"perplexity": result.perplexity} | asdict(result)
+    return {
+        key: numbers[key] if math.isfinite(numbers[key]) else None
+        for key in ("loss", "standard_error", "perplexity", "bits_per_byte", "tokens", "bytes")
+    }
+
+
+def _print_sets(sets: "dict[str, Evaluation]") -> None:
+    rows = [
+        (
+            name,
+            f"{result.loss:.4f}",
+            _figure(result.standard_error),
+            f"{result.perplexity:,.2f}" if result.perplexity < 1e6 else f"{result.perplexity:.4g}",
+            f"{result.bits_per_byte:.4f}",
+            f"{result.tokens:,}",
+            f"{result.bytes:,}",
+        )
+        for name, result in sets.items()
+    ]
+    _print(("set", "nats/token", "± error", "perplexity", "bits/byte", "tokens", "bytes"), rows)
+
+
+def _print_tasks(results: "Results") -> None:
+    rows = [
+        (task, metric, _figure(number["value"]), _figure(number["standard_error"]), str(found["samples"] or UNKNOWN))
+        for task, found in results.items()
+        for metric, number in found["metrics"].items()
+    ]
+    _print(("task", "metric", "value", "± error", "documents"), rows)
+
+
+def _figure(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _print(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """A table as wide as it needs to be; nothing without rows."""
+    if not rows:
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number and head != "metric" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False)
+    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+
+
+def _write(path: str, facts: dict[str, Any], results: "Results") -> None:
+    try:
+        write_whole(Path(path), json.dumps(facts | {"harness": results}, indent=2) + "\n")
+    except OSError as error:
+        raise StorageError(f"json: can't be written ({error.strerror}), got {show(path)}") from error
+
+
+if __name__ == "__main__":
+    cli.main(evaluate, EvaluateConfig, command="evaluate", default_config=None)

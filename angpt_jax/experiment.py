@@ -14,11 +14,13 @@ from angpt_jax import attention, flops, optim, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
-from angpt_jax.config import Config, ModelConfig
+from angpt_jax.config import Config, DataConfig, ModelConfig
+from angpt_jax.data.text_cache import cache_root
 from angpt_jax.errors import UserError
+from angpt_jax.how import How
 from angpt_jax.instruments import make_observer
 from angpt_jax.layout import Device, Layout
-from angpt_jax.model import Decoder, How
+from angpt_jax.model import Decoder
 from angpt_jax.places import nearest, override
 from angpt_jax.step import TrainState, first_state, init_state, make_train_step
 
@@ -94,6 +96,11 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | 
     return Experiment(model, axes, tx, schedule, layout, abstract)
 
 
+def keep_compiled(data: DataConfig) -> None:
+    """From now on, programs that took long to compile are found again where token files are kept, too."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(data.cache_dir) / "xla"))
+
+
 def decoder(config: Config, arch: Arch, sizes: Sizes, layout: Layout) -> Decoder:
     """The model of a config, for the devices of `layout`."""
     model, across = config.model, config.data.attend_across_documents
@@ -121,6 +128,11 @@ def initial_state(built: Experiment, config: Config) -> TrainState:
         partial(init_state, on_one_device(built.model), built.tx), static_argnums=1, out_shardings=built.shardings
     )
     return init(config.run.seed, config.model.context)
+
+
+def state_of(built: Experiment, params: Any) -> TrainState:
+    """The state of step 0 of these parameters, which lie where they should; their memory goes into it."""
+    return jax.jit(partial(first_state, built.tx), donate_argnums=0, out_shardings=built.shardings)(params)
 
 
 def compiled_step(built: Experiment, config: Config, instruments: bool = False) -> Any:

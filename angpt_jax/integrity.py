@@ -39,15 +39,18 @@ def is_whole(stored: Any) -> bool:
     )
 
 
-def differences(stored: Manifest, abstract: Any) -> list[str]:
-    """A line for each leaf that is not in both trees with the same shape and dtype."""
-    saved, wanted = {path: kind for path, kind, _ in stored["leaves"]}, described(abstract)
+def differences(stored: Manifest, abstract: Any, under: str = "") -> list[str]:
+    """A line for each leaf that is not in both trees with the same shape and dtype; of what was stored, only paths that
+    begin with `under` count."""
+    saved = {path: kind for path, kind, _ in stored["leaves"] if path.startswith(under)}
+    wanted = described(abstract)
     paths = [path for path in saved | wanted if saved.get(path) != wanted.get(path)]
     return [f"{path} (saved: {saved.get(path, 'none')}, wanted: {wanted.get(path, 'none')})" for path in paths]
 
 
 def wrong_leaves(stored: Manifest, state: Any) -> list[str]:
-    """Paths of the leaves of `state`, which has the stored tree, that don't have the stored checksum."""
+    """Paths of the leaves of `state`, which has the stored tree or a part of it, that don't have the stored
+    checksum."""
     by_path = {path: checksum for path, _, checksum in stored["leaves"]}
     return [
         path

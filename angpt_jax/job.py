@@ -2,18 +2,19 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import jax
 
-from angpt_jax import cli, experiment, rules, run_dir, sharding
+from angpt_jax import cli, experiment, init_from, rules, run_dir, sharding
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.data.pipeline import Order
-from angpt_jax.data.tokens import Fingerprint, TokenData, cache_root, load_tokens
+from angpt_jax.data.text_cache import Fingerprint
+from angpt_jax.data.tokens import TokenData, load_tokens
 from angpt_jax.errors import UserError
 from angpt_jax.experiment import Experiment
 from angpt_jax.processes.group import Group
@@ -76,7 +77,8 @@ def assemble(config: Config, name: str, group: Group) -> Job:
     if not config.dry_run:
         run_dir.check_shared(directory, group)
     tokens = group.in_turn("tokens", partial(_load_tokens, config))
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data.cache_dir) / "xla"))
+    init_from.check(config, arch, sizes, tokens.tokenizer, directory, group)
+    experiment.keep_compiled(config.data)
     built = group.agreed("shapes", lambda: experiment.build(config, arch, sizes))
     job = Job(config, arch, sizes, built, tokens, directory, group)
     check_same_data(job)
@@ -84,6 +86,8 @@ def assemble(config: Config, name: str, group: Group) -> Job:
 
 
 def _resolved(config: Config, name: str, looks_there: bool) -> tuple[Config, Arch, Sizes, Path]:
+    if config.run.init_from is not None:
+        config = replace(config, run=replace(config.run, init_from=str(Path(config.run.init_from).absolute())))
     config, arch, sizes = experiment.resolved(config)
     cli.raise_problems(rules.check(config, jax.device_count(), sharding.slice_count(jax.devices())))
     directory = run_dir.locate(config, name)

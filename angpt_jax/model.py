@@ -1,7 +1,6 @@
 """The skeleton: one decoder for every architecture. It never asks which one it runs; the places do the rest."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -12,23 +11,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from angpt_jax import ops
 from angpt_jax.arch import Arch, Sizes
-from angpt_jax.attention import Implementation, attend
 from angpt_jax.axes import LAYERS, Axes, weight
-from angpt_jax.layout import Layout
+from angpt_jax.how import How
 from angpt_jax.measure import COLLECTION, measure, norms, spread
 from angpt_jax.part import Sublayer
+from angpt_jax.seen import Cached, Seen, Window
 
 EMBEDDING = Axes("embedding", ("vocab", "embed"), inputs=("embed",))
 HEAD = Axes("head", ("embed", "vocab"), inputs=("embed",))
-
-
-@dataclass(frozen=True)
-class How:
-    """How a decoder is computed, whatever it computes: dtype of the products, code for attention, where arrays lie."""
-
-    dtype: Any = jnp.float32
-    attention: Implementation = "reference"
-    layout: Layout = Layout()
 
 
 def linear(module: "Attention | MLP", x: Array, axes: Axes, width: int, nu: float, out_dtype: Any) -> Array:
@@ -46,8 +36,8 @@ class Attention(nn.Module):
     how: How
 
     @nn.compact
-    def __call__(self, x_BLD: Array, segments_BL: Array | None, angles_LR: Array) -> Array:
-        arch, nu, sizes, dtype, layout = self.arch, self.arch.nu, self.sizes, self.how.dtype, self.how.layout
+    def __call__(self, x_BLD: Array, seen: Seen) -> tuple[Array, Seen | None]:
+        arch, nu, sizes, dtype = self.arch, self.arch.nu, self.sizes, self.how.dtype
 
         def project(role: str, heads: str, count: int, factor: float) -> Array:
             axes = Axes(role, ("embed", heads), inputs=("embed",))  # the heads side by side
@@ -58,17 +48,17 @@ class Attention(nn.Module):
         k_BLGK = project("key", "kv_heads", sizes.key_value_heads, nu.key)
         v_BLGK = project("value", "kv_heads", sizes.key_value_heads, nu.value)
         qk = arch.qk.make(name="qk")
-        q_BLHK, k_BLGK = qk(q_BLHK, k_BLGK, lambda x_BLHK: ops.rotate(x_BLHK, angles_LR))
+        q_BLHK, k_BLGK = qk(q_BLHK, k_BLGK, lambda x_BLHK: ops.rotate(x_BLHK, seen.turns))
         v_BLGK = arch.value.make(name="value_norm", axis="head_dim")(v_BLGK)
         measure(self, "q", lambda: norms(q_BLHK))
         measure(self, "k", lambda: norms(k_BLGK))
         q_BLHK, k_BLGK, v_BLGK = (x.astype(dtype) for x in (q_BLHK, k_BLGK, v_BLGK))
         scale = qk.softmax_scale
-        measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, segments_BL, scale)))
-        y_BLHK = attend(self.how.attention, q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
+        measure(self, "entropy", lambda: spread(ops.attention_entropy(q_BLHK, k_BLGK, seen.segments_BL, scale)))
+        y_BLHK, seen_next = seen.attend(self.how, q_BLHK, k_BLGK, v_BLGK, scale)
         y_BLE = y_BLHK.reshape(*y_BLHK.shape[:2], -1)
         axes = Axes("attention_out", ("heads", "embed"), inputs=("heads",))
-        return linear(self, y_BLE, axes, sizes.width, nu.attention_out, jnp.float32)
+        return linear(self, y_BLE, axes, sizes.width, nu.attention_out, jnp.float32), seen_next
 
 
 class MLP(nn.Module):
@@ -104,16 +94,20 @@ class Block(nn.Module):
     how: How
 
     @nn.compact
-    def __call__(self, h_BLD: Array, layer: Array, segments_BL: Array | None, angles_LR: Array) -> tuple[Array, None]:
+    def __call__(self, h_BLD: Array, layer: Array, seen: Seen) -> tuple[Array, Seen | None]:
         attention = Attention(self.arch, self.sizes, self.how, name="attention")
         mlp = MLP(self.arch, self.sizes, self.how, name="mlp")
-        h_BLD = self.join("attention", lambda x_BLD: attention(x_BLD, segments_BL, angles_LR), h_BLD, layer)
-        return self.join("mlp", mlp, h_BLD, layer), None
+        x_BLD, seen_next = attention(self.enter("attention", h_BLD, layer), seen)
+        h_BLD = self.join("attention", x_BLD, h_BLD, layer)
+        x_BLD = mlp(self.enter("mlp", h_BLD, layer))
+        return self.join("mlp", x_BLD, h_BLD, layer), seen_next
 
-    def join(self, name: Sublayer, sublayer: Callable[[Array], Array], h_BLD: Array, layer: Array) -> Array:
-        arch = self.arch
+    def enter(self, name: Sublayer, h_BLD: Array, layer: Array) -> Array:
         measure(self, f"{name}_stream", lambda: norms(h_BLD))
-        x_BLD = sublayer(arch.input_norm.at(name).make(name=f"{name}_norm")(h_BLD, layer))
+        return self.arch.input_norm.at(name).make(name=f"{name}_norm")(h_BLD, layer)
+
+    def join(self, name: Sublayer, x_BLD: Array, h_BLD: Array, layer: Array) -> Array:
+        arch = self.arch
         x_BLD = arch.branch_norm.at(name).make(name=f"{name}_branch_norm")(x_BLD, layer)
         measure(self, f"{name}_branch", lambda: norms(x_BLD))
         h_BLD = arch.residual.at(name).make(name=f"{name}_residual")(h_BLD, x_BLD, layer)
@@ -126,6 +120,7 @@ class Decoder(nn.Module):
     Layers are scanned over a leading `layers` axis of their parameters; `scan_layers=False` unrolls the same scan,
     so both have the same parameters and the same checkpoints. `remat="full"` keeps only the stream between layers
     and computes each layer again in the backward pass; a tuple of names keeps these arrays of each layer as well.
+    `layers_apart` gives each layer parameters of its own, `layer_1` and so on (`apart` makes them).
     """
 
     arch: Arch
@@ -136,34 +131,54 @@ class Decoder(nn.Module):
     tied_embeddings: bool = False
     attend_across_documents: bool = False
     loss_vocab_chunk: int | None = None
+    layers_apart: bool = False
 
     def __call__(self, tokens_BL: Array, segments_BL: Array) -> Array:
-        h_BLD, w_DV = self.features(tokens_BL, segments_BL)
-        return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))
+        h_BLD, w_DV, _ = self.features(tokens_BL, self.window(segments_BL))
+        return self.logits(h_BLD, w_DV)
 
     def nats(self, tokens_BL: Array, segments_BL: Array, targets_BL: Array) -> Array:
         """nats_BL: cross-entropy of each target, `loss_vocab_chunk` entries of the vocabulary at a time."""
         if self.loss_vocab_chunk is None:
             return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
-        h_BLD, w_DV = self.features(tokens_BL, segments_BL)
+        h_BLD, w_DV, _ = self.features(tokens_BL, self.window(segments_BL))
         place = self.how.layout.of(HEAD)
         return ops.chunked_cross_entropy(h_BLD, w_DV, targets_BL, self.loss_vocab_chunk, self.how.dtype, place)
 
+    def extend(self, tokens_BL: Array, seen: list[Cached]) -> tuple[Array, list[Cached]]:
+        """logits_BV behind the last of the new tokens, and the caches of the layers with all of them.
+
+        Only with `layers_apart`.
+        """
+        h_BLD, w_DV, seen = self.features(tokens_BL, seen)
+        return self.logits(h_BLD[:, -1:], w_DV)[:, 0], seen
+
+    def window(self, segments_BL: Array) -> Window:
+        """What the tokens of a whole window see."""
+        angles = ops.rotary_angles(jnp.arange(segments_BL.shape[1]), self.sizes.head_width, self.sizes.rope_theta)
+        return Window(None if self.attend_across_documents else segments_BL, angles)
+
+    def logits(self, h_BLD: Array, w_DV: Array) -> Array:
+        return ops.linear(h_BLD, w_DV, 1.0, self.how.dtype, jnp.float32, self.how.layout.of(HEAD))
+
     @nn.compact
-    def features(self, tokens_BL: Array, segments_BL: Array) -> tuple[Array, Array]:
-        """What the logits are the product of: the last hidden states h_BLD, and the head as it meets them, w_DV."""
+    def features(self, tokens_BL: Array, seen: Any) -> tuple[Array, Array, Any]:
+        """What the logits are the product of: the last hidden states h_BLD, and the head as it meets them, w_DV; and
+        what a next call sees. `seen` is a Window for all layers, or a list with a cache for each."""
         arch, sizes, layout = self.arch, self.sizes, self.how.layout
         init = arch.init.make()
         w_VD = weight(self, EMBEDDING, (sizes.vocab, sizes.width), init)
         h_BLD = ops.lookup(w_VD, tokens_BL, layout)
         h_BLD = arch.embedding_norm.make(name="embedding_norm")(h_BLD)
-        angles_LR = ops.rotary_angles(tokens_BL.shape[1], sizes.head_width, sizes.rope_theta)
-        documents_BL = None if self.attend_across_documents else segments_BL
-        h_BLD, _ = self.layers()(h_BLD, jnp.arange(1.0, sizes.layers + 1), documents_BL, angles_LR)
+        h_BLD, seen = self.each_layer(h_BLD, seen) if self.layers_apart else self.layers()(h_BLD, self.numbers(), seen)
         measure(self, "final_stream", lambda: norms(h_BLD))
         h_BLD = arch.final_norm.make(name="final_norm")(h_BLD)
         w_DV = w_VD.T if self.tied_embeddings else weight(self, HEAD, w_VD.T.shape, init)
-        return h_BLD, arch.head.make(name="logits")(w_DV)
+        return h_BLD, arch.head.make(name="logits")(w_DV), seen
+
+    def numbers(self) -> Array:
+        """Of the layers, from 1."""
+        return jnp.arange(1.0, self.sizes.layers + 1)
 
     def layers(self) -> nn.Module:
         """The block, scanned over the number of its layer."""
@@ -171,12 +186,21 @@ class Decoder(nn.Module):
             self.block(),
             variable_axes={"params": 0, COLLECTION: 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]  flax types it as int
+            in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]  flax types it as int
             length=self.sizes.layers,
             unroll=1 if self.scan_layers else self.sizes.layers,
             metadata_params={nn.PARTITION_NAME: LAYERS},
         )
         return scanned(self.arch, self.sizes, self.how, name="layers")
+
+    def each_layer(self, h_BLD: Array, seen: list[Cached]) -> tuple[Array, list[Any]]:
+        """The layers one after the other, each with its own parameters and what it sees."""
+        seen_next = []
+        for number, (layer, of_layer) in enumerate(zip(self.numbers(), seen, strict=True), 1):
+            block = Block(self.arch, self.sizes, self.how, name=f"layer_{number}")
+            h_BLD, of_next = block(h_BLD, layer, of_layer)
+            seen_next.append(of_next)
+        return h_BLD, seen_next
 
     def block(self) -> type[nn.Module]:
         if self.remat == "none":
@@ -184,3 +208,10 @@ class Decoder(nn.Module):
         names = () if self.remat == "full" else self.remat
         policy = jax.checkpoint_policies.save_only_these_names(*names)
         return nn.remat(Block, prevent_cse=False, policy=policy)
+
+
+def apart(params: Any, layers: int) -> dict[str, Any]:
+    """The parameters of a decoder with `layers_apart`, from those with a `layers` axis in front."""
+    stacked = params["layers"]
+    each = {f"layer_{number + 1}": jax.tree.map(itemgetter(number), stacked) for number in range(layers)}
+    return {name: leaf for name, leaf in params.items() if name != "layers"} | each

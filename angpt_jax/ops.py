@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec
 
 from angpt_jax.layout import HERE, Layout, Place
 
+Turns = tuple[Array, Array]  # cosines and sines of rotary angles
+
 
 def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None = None, place: Place = HERE) -> Array:
     """ν · W x over the last axis of x and the first of the kernel, its input side.
@@ -81,16 +83,24 @@ def unit_norm(x: Array, epsilon: float = 1e-12) -> Array:
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
-def rotary_angles(length: int, head_width: int, theta: float) -> Array:
+def rotary_angles(positions_L: Array, head_width: int, theta: float) -> Array:
     """Angles_LR of position p and pair i, p · θ^(−2i/K), R = K/2, in float32 (RoPE, arXiv 2104.09864)."""
     frequencies = theta ** (-jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
-    return jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies[None, :]
+    return positions_L.astype(jnp.float32)[..., None] * frequencies
 
 
-def rotate(x_BLHK: Array, angles_LR: Array) -> Array:
-    """Rotates each pair (x_i, x_{i+K/2}) by its angle, in float32: a true rotation, so norms do not change."""
+def turns(angles_LR: Array) -> Turns:
+    """What a rotation by these angles multiplies with."""
+    return jnp.cos(angles_LR), jnp.sin(angles_LR)
+
+
+def rotate(x_BLHK: Array, turns_LR: Turns) -> Array:
+    """Rotates each pair (x_i, x_{i+K/2}) by its angle, in float32: a true rotation, so norms do not change.
+
+    The turns are those of all rows, or of each (B, L, R).
+    """
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles_LR)[None, :, None, :], jnp.sin(angles_LR)[None, :, None, :]
+    cos, sin = (turn[..., None, :] for turn in turns_LR)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
@@ -119,6 +129,19 @@ def attention(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, mask_BLL: Array, scal
     weights = attention_weights(q_BLHK, k_BLGK, mask_BLL, scale).astype(v_BLGK.dtype)
     v_BLHK = repeat_heads(v_BLGK, q_BLHK.shape[2])
     return jnp.einsum("bhlm,bmhk->blhk", weights, v_BLHK, preferred_element_type=jnp.float32).astype(v_BLGK.dtype)
+
+
+def cached_attention(q_BLHK: Array, k_BGMK: Array, v_BGMK: Array, mask_BLM: Array, scale: float) -> Array:
+    """The same with the heads of a cache in front of its slots, whose keys are not repeated: the H/G queries of a head
+    of keys stand side by side."""
+    batch, length, heads, width = q_BLHK.shape
+    groups = k_BGMK.shape[1]
+    q_BGQK = q_BLHK.reshape(batch, length, groups, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch, groups, -1, width)
+    scores = jnp.einsum("bgqk,bgmk->bgqm", q_BGQK, k_BGMK, preferred_element_type=jnp.float32) * scale
+    mask_B1QM = jnp.tile(mask_BLM, (1, heads // groups, 1))[:, None]
+    weights = jax.nn.softmax(jnp.where(mask_B1QM, scores, jnp.finfo(jnp.float32).min), axis=-1).astype(v_BGMK.dtype)
+    y_BGQK = jnp.einsum("bgqm,bgmk->bgqk", weights, v_BGMK, preferred_element_type=jnp.float32).astype(v_BGMK.dtype)
+    return y_BGQK.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 def repeat_heads(x_BLGK: Array, heads: int) -> Array:

@@ -1,6 +1,7 @@
 """What a path that somebody gives must satisfy before anything looks there; one line for each problem."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from angpt_jax.schema import show
 
@@ -21,6 +22,24 @@ def of_path(key: str, path: str | None, longest_part: int = LONGEST_PART) -> Ite
         yield f"{key}: must have no part longer than {longest_part} bytes, got {show(path)}"
     elif len(_encoded(path)) > LONGEST:
         yield f"{key}: must not be longer than {LONGEST} bytes, got {show(path)}"
+
+
+def of_output(key: str, path: str | None, new: bool = False) -> Iterator[str]:
+    """What speaks against writing a file there; `new`: also that there is one. None where it is None."""
+    if path is None:
+        return
+    if not path or not path.isprintable():
+        yield f"{key}: must be the path of a file, got {show(path)}"
+        return
+    too_long = list(of_path(key, path))
+    if too_long:
+        yield from too_long
+    elif Path(path).is_dir():
+        yield f"{key}: is a folder, got {show(path)}; name a file"
+    elif not Path(path).parent.is_dir():
+        yield f"{key}: its folder is not there, got {show(path)}; make it first"
+    elif new and (Path(path).exists() or Path(path).is_symlink()):
+        yield f"{key}: is there already, got {show(path)}; name a new file"
 
 
 def _encoded(text: str) -> bytes:

@@ -156,7 +156,7 @@ def _given_tokenizer(config: PrepareConfig) -> Tokenizer | None:
     return ByteTokenizer() if config.tokenizer == "bytes" else load_tokenizer(config.tokenizer, "tokenizer")
 
 
-def _trained_tokenizer(config: PrepareConfig, workspace: Workspace, units: list[Unit]) -> FileTokenizer:
+def _trained_tokenizer(config: PrepareConfig, workspace: Workspace, units: list[Unit]) -> Tokenizer:
     tokenizer = workspace.tokenizer()
     if tokenizer is None:
         assert config.train_tokenizer is not None

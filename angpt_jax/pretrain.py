@@ -10,12 +10,12 @@ from typing import Any
 import grain
 import jax
 
-from angpt_jax import dry_run, experiment, flops, placement, run_dir, run_lock, sharding
+from angpt_jax import dry_run, experiment, flops, init_from, placement, run_dir, run_lock, sharding
 from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
 from angpt_jax.errors import DivergedError, UserError
-from angpt_jax.evaluate import Evaluation, Evaluator, as_record, make_window_nats
+from angpt_jax.evaluation import Evaluation, Evaluator, as_record, make_window_nats
 from angpt_jax.files import write_whole
 from angpt_jax.footprint import whole_bytes_of
 from angpt_jax.job import Job, assemble
@@ -40,26 +40,28 @@ def pretrain(config: Config, name: str, request: StopRequest) -> int:
         if config.dry_run:
             group.say(dry_run.describe(job.config, job.arch, job.sizes, job.built))
             return 0
+        params = init_from.read(job.config, job.directory, job.built.abstract.params, group)
         state_bytes = whole_bytes_of(job.built.abstract)
         group.in_turn("run.dir can be written", partial(run_dir.preflight, job.directory, state_bytes))
         with run_lock.locked(job.directory, group):
-            return train(job, stop)
+            return train(job, stop, params)
 
 
-def train(job: Job, stop: StopRequest | AgreedStop) -> int:
-    """Trains in the run directory of the job, which is locked; returns the exit code."""
+def train(job: Job, stop: StopRequest | AgreedStop, params: Any = None) -> int:
+    """Trains in the run directory of the job, which is locked, and starts a new run from `params`, if there are some;
+    returns the exit code."""
     run, group = job.config.run, job.group
     group.agreed("run.dir", partial(run_dir.check, job.directory, job.config) if group.is_first else lambda: None)
     stop.only_note()
     with run_dir.storage(job.directory):
-        state, batches = start(job)
+        state, batches = start(job, params)
         folder = run_dir.checkpoints_of(job.directory)
         with closing(batches), Checkpoints(folder, run.keep_latest, run.keep_every_steps, group) as checkpoints:
             if int(state.step) >= job.last_step:
                 group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
             if group.is_first:
-                run_dir.record(job.directory, job.config)
+                run_dir.record(job.directory, init_from.recorded(job.config, job.directory), job.tokens.tokenizer.json)
 
             def asked() -> str | None:
                 checkpoints.check()
@@ -69,8 +71,8 @@ def train(job: Job, stop: StopRequest | AgreedStop) -> int:
     return EXIT_STOPPED if stopped_by.startswith("SIG") else 0
 
 
-def start(job: Job) -> tuple[TrainState, grain.DatasetIterator]:
-    """State and batches at the newest checkpoint that is whole, or at step 0."""
+def start(job: Job, params: Any = None) -> tuple[TrainState, grain.DatasetIterator]:
+    """State and batches at the newest checkpoint that is whole, or at step 0, of `params` if there are some."""
     config, built, group = job.config, job.built, job.group
     count = sum(part.stream.count for part in job.tokens.train)
     group.say(f"{job.arch.name}: {flops.parameter_count(built.abstract.params):,} parameters")
@@ -81,7 +83,8 @@ def start(job: Job) -> tuple[TrainState, grain.DatasetIterator]:
     if found is None:
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but {job.directory} has no checkpoint; use auto to start at step 0")
-        step, state = 0, experiment.initial_state(built, config)
+        step = 0
+        state = experiment.initial_state(built, config) if params is None else experiment.state_of(built, params)
     else:
         step, state = found.step, found.state
         job.check_data(found.data["fingerprint"])
@@ -179,7 +182,9 @@ def make_evaluator(job: Job, put: Callable[[Any], Any]) -> Evaluator:
     """Of the validation sets of the job."""
     data, context = job.config.data, job.config.model.context
     sets = {
-        name: pipeline.validation_windows(stream, job.tokens.tokenizer, context, data.validation_tokens)
+        name: pipeline.validation_windows(
+            stream, job.tokens.tokenizer, context, data.validation_tokens, f"validation set {name}"
+        )
         for name, stream in job.tokens.validation.items()
     }
     return Evaluator(make_window_nats(job.built.model), sets, data.batch_size, put)

@@ -100,6 +100,7 @@ def _paths(config: Config) -> Iterator[str]:
         ("data.tokenizer", data.tokenizer),
         ("data.cache_dir", data.cache_dir),
         ("run.dir", directory, LONGEST_NAME),
+        ("run.init_from", config.run.init_from),
     ):
         yield from path_rules.of_path(key, path, *longest)
     if directory is not None and ".." in directory.split("/"):

@@ -1,5 +1,5 @@
-"""The folder of a run: `config.yaml`, `environment.json`, `checkpoints/`; whether a config may continue it, and whether
-files can be written there."""
+"""The folder of a run: `config.yaml`, `tokenizer.json`, `environment.json`, `checkpoints/`; whether a config may
+continue it, and whether files can be written there."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from angpt_jax import cli, links
+from angpt_jax import cli, links, weights_folder
 from angpt_jax.config import Config
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
@@ -40,6 +40,7 @@ FREE = {
     "run.checkpoint_every_steps",
     "run.dir",
     "run.eval_every_steps",
+    "run.init_from",  # a run that has a checkpoint does not look there; config.yaml keeps what it was
     "run.instrument_every_steps",
     "run.keep_every_steps",
     "run.keep_latest",
@@ -48,6 +49,7 @@ FREE = {
     "run.stop_at_step",
 }
 FREE_SECTIONS = ("mesh.", "distributed.")
+TOKENIZER = "tokenizer.json"
 # What --data.on_change continue frees besides: the model stays what it is, and so do its steps.
 OTHER_DATA = ("data.source", "data.mixture", "data.packing", "data.shuffle_seed", "data.validation_")
 PACKAGES = ("angpt-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
@@ -71,7 +73,7 @@ def checkpoints_of(directory: Path) -> Path:
 
 
 def load_config(directory: Path) -> Config:
-    """The config of the run in `directory`."""
+    """The config of the run in `directory`, or of the weights."""
     if not holds_run(directory):
         raise UserError(f"run.dir: holds no run (no config.yaml), got {str(directory)!r}; train one first")
     return cli.parse(Config, ["--config", str(directory / "config.yaml")], command="train", default_config=None)
@@ -94,6 +96,11 @@ def check(directory: Path, config: Config) -> None:
         if config.run.resume == "must":
             raise UserError(f"run.resume: must, but there is no run in {directory}; use auto to start one")
         return
+    if weights_folder.is_one(directory):
+        raise UserError(
+            f"run.dir: holds weights only, which can't be resumed, got {str(directory)!r}; start another --run.dir "
+            f"with --run.init_from {directory}"
+        )
     if config.run.resume == "never":
         raise UserError(f"run.dir: holds a run already, got {str(directory)!r}; use another one, or --run.resume auto")
     other_data = OTHER_DATA if config.data.on_change == "continue" else ()
@@ -213,10 +220,11 @@ def _appears(path: Path) -> bool:
     return True
 
 
-def record(directory: Path, config: Config) -> None:
-    """Writes what the run is and where it runs; not which process of it this one is."""
+def record(directory: Path, config: Config, tokenizer: str) -> None:
+    """Writes what the run is and where it runs; not which process of it this one is. `tokenizer` is its file."""
     anywhere = replace(config.distributed, coordinator=None, processes=None, process=None)
     write_whole(directory / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    write_whole(directory / TOKENIZER, tokenizer)
     write_whole(directory / "config.yaml", cli.to_yaml(replace(config, distributed=anywhere)))
 
 

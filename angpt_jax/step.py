@@ -126,8 +126,9 @@ def make_train_step(
 
 
 @jax.jit
-def is_finite(state: TrainState) -> Array:
-    """Whether all of it is. A good step can end elsewhere: a finite gradient times a learning rate of 1e38."""
+def is_finite(state: Any) -> Array:
+    """Whether all of a state, or of a part of it, is. A good step can end elsewhere: a finite gradient times a learning
+    rate of 1e38."""
     numbers = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
 

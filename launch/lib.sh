@@ -103,14 +103,19 @@ ensure_installed() { # extras; quick when nothing changed. The lock is for two s
   ) 9<"$root/pyproject.toml" || exit
 }
 
-child='' # the command that attend waits for
-
 attend() { # command; waits for it in such a way that traps run at once; returns its exit code
-  local status=0
+  local status=0 child
   "$@" <&0 &
   child=$!
   while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done # a signal cuts a wait short
   wait "$child" || status=$?
-  child=''
+  return "$status"
+}
+
+end_child() { # for a trap: SIGTERM to the command that attend waits for and to its session; fails where none runs
+  local pid status=1
+  for pid in $(jobs -pr); do # not a variable of attend: a trap may run before it is set
+    { kill -TERM -- "-$pid" || kill -TERM "$pid"; } 2>/dev/null && status=0
+  done
   return "$status"
 }

@@ -21,7 +21,7 @@ done
 
 # Not in the foreground, because bash would keep a SIGTERM to itself until training has ended. Where a terminal or a
 # scheduler signals both processes, train gets two: to it a second request to stop changes nothing.
-trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
+trap 'end_child || exit 75' TERM INT
 status=0
 attend "$python" -m angpt_jax.train "$@" || status=$?
 trap - TERM INT

@@ -59,10 +59,10 @@ ask_to_stop() {
     training:)
       stopping=true
       say "asking the workers to stop with a checkpoint; a second signal gives up and deletes"
-      on_workers "bash angpt/launch/worker.sh stop" &
+      (on_workers "bash angpt/launch/worker.sh stop" &) # in a subshell: attend may be just before its look at $!
       ;;
     *)
-      [[ -z $child ]] || kill -TERM -- "-$child" 2>/dev/null || kill -TERM "$child" 2>/dev/null || true
+      end_child || true
       exit 75
       ;;
   esac

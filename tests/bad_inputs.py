@@ -64,7 +64,7 @@ def workspace(folder: Path) -> Path:
         tiny = cli.parse(Config, ["--config", "tiny.yaml"], command="train")
         load_tokens(tiny.data, tiny.model.vocab)
         run_dir.make(folder / "runs/there")
-        run_dir.record(folder / "runs/there", experiment.resolved(tiny)[0])
+        run_dir.record(folder / "runs/there", experiment.resolved(tiny)[0], ByteTokenizer.json)
     finally:
         os.chdir(with_cwd)
     return folder
@@ -713,7 +713,7 @@ ROWS = [
             (
                 "run.cast: unknown key; the keys of run are steps, dir, stop_at_step, log_every_steps, "
                 "instrument_every_steps, eval_every_steps, checkpoint_every_steps, keep_latest, "
-                "keep_every_steps, seed, resume"
+                "keep_every_steps, seed, resume, init_from"
             )
         ],
         early=True,
@@ -791,6 +791,38 @@ ROWS = [
         early=True,
     ),
     Row(
+        48,
+        "--run.init_from gs://bucket/run",
+        [
+            (
+                "run.init_from: must be a path of a file system, got 'gs://bucket/run'; mount the bucket, or download,"
+                " and give its path"
+            )
+        ],
+        early=True,
+    ),
+    Row(
+        48,
+        f"--run.init_from runs/{'x' * 300}",
+        [
+            (
+                "run.init_from: must have no part longer than 255 bytes, got "
+                "'runs/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+            )
+        ],
+        early=True,
+    ),
+    Row(
+        44,
+        "--run.init_from runs/nowhere",
+        [
+            (
+                "run.init_from: holds no weights (no config.yaml or config.json), got '{w}/runs/nowhere'; a run "
+                "directory, or a folder that export wrote"
+            )
+        ],
+    ),
+    Row(
         51,
         "--distributed.coordinator nonsense --distributed.processes 2 --distributed.process 2",
         [
@@ -853,7 +885,7 @@ ROWS = [
             (
                 "run.wandb: unknown key; the keys of run are steps, dir, stop_at_step, log_every_steps, "
                 "instrument_every_steps, eval_every_steps, checkpoint_every_steps, keep_latest, "
-                "keep_every_steps, seed, resume"
+                "keep_every_steps, seed, resume, init_from"
             )
         ],
         early=True,

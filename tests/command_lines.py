@@ -20,7 +20,7 @@ run: {steps: 100}
 """
 RUN_KEYS = (
     "steps, dir, stop_at_step, log_every_steps, instrument_every_steps, eval_every_steps, checkpoint_every_steps, "
-    "keep_latest, keep_every_steps, seed, resume"
+    "keep_latest, keep_every_steps, seed, resume, init_from"
 )
 TOP_KEYS = "model, optim, data, run, mesh, distributed, dry_run"
 MODEL_KEYS = (

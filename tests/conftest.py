@@ -1,5 +1,6 @@
 """What the tests share: eight virtual CPU devices, a compile cache, and tiny models, each built once."""
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,12 +8,14 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-# Level 0 and the older emitter of fusions compile in a fifth of the time, from the same HLO. What the user sets wins.
+# Level 0 and the older emitter of fusions compile in a fifth of the time, from the same HLO. Products stay XLA's own: a
+# library that it would give them to rounds otherwise on each kind of CPU (1e-5 of a gradient). What the user sets wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_experimental_ynn_fusion_type=",
         os.environ.get("XLA_FLAGS", ""),
     ]
 )
@@ -23,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from weight_runs import make_run
 
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
@@ -42,6 +46,19 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     # Two workers may meet at one cache entry: whoever reads it half written compiles instead.
     config.addinivalue_line("filterwarnings", "ignore:Error (reading|writing) persistent compilation cache:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def nothing_is_left_to_others() -> Iterator[None]:
+    """For modules in which TensorStore drops what it still waits for, as when a part of a read or save fails."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def source_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run `runs/source` of a workspace, with checkpoints of steps 3 and 6; not to be changed."""
+    return make_run(tmp_path_factory.mktemp("source_run") / "w", "source")
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,8 @@ answer() {
 # A false train that runs until it is asked to stop, and in no case for ever.
 HANG = 'echo "pid $$" >>"$CALLS"; trap "echo stopped; exit 75" TERM; echo hanging >>"$CALLS"; '
 HANG += "while ((SECONDS < 20)); do sleep 0.02; done"
-# Where the tests run in the background of a shell, SIGINT is ignored, and a script could not trap it.
-HEAR_SIGINT = [str(shutil.which("env")), "--default-signal=INT"]
+# A script can't trap what is ignored where the tests were started: SIGINT behind a shell's &, SIGHUP under nohup.
+HEAR_SIGNALS = [str(shutil.which("env")), "--default-signal=HUP,INT,TERM"]
 
 
 class Machine:
@@ -79,7 +79,7 @@ class Machine:
         command = [str(self.tools / "bash"), str(self.root / script), *flags]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         return subprocess.Popen(
-            [*HEAR_SIGINT, *command],
+            [*HEAR_SIGNALS, *command],
             cwd="/",
             env=env,
             text=True,

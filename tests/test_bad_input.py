@@ -8,6 +8,7 @@ from commands import make_workspace, run_here, tree
 
 from angpt_jax import cli, experiment, run_dir
 from angpt_jax.config import Config
+from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.train import train
 
@@ -123,7 +124,7 @@ def other_run(workspace: Path) -> Path:
     directory = workspace / "runs" / "other"
     tiny = cli.parse(Config, ["--config", "tiny.yaml", "--model.width", "64"], command="train")
     run_dir.make(directory)
-    run_dir.record(directory, experiment.resolved(tiny)[0])
+    run_dir.record(directory, experiment.resolved(tiny)[0], ByteTokenizer.json)
     return directory
 
 
@@ -152,6 +153,17 @@ SAMPLE_LINES = [
     (
         "--run.dir runs/other --prompt " + "x" * 40,
         "prompt: leaves no room in the context of 32 tokens, got 40 tokens; at most 30",
+    ),
+    ("--top_p 0", "top_p: must be in (0, 1], got 0.0; 1 or null draws among all tokens"),
+    ("--top_p 1.01", "top_p: must be in (0, 1], got 1.01; 1 or null draws among all tokens"),
+    ("--top_k 0", "top_k: must be at least 1, got 0; 1 or more"),
+    ("--prompt a --prompts [b]", "prompts: stand in place of prompt, got both (prompt 'a'); one of them"),
+    ("--stop ['']", "stop: must not hold an empty text, got ''; texts of one character or more"),
+    ("--mesh.context 2", "mesh.context: a token at a time can't be split, got 2; 1"),
+    ("--run.dir " + "x" * 300, "run.dir: must have no part longer than 255 bytes, got '" + "x" * 76 + "..."),
+    (
+        "--run.dir runs/other --fold true --prompts ['" + "y" * 31 + "',z]",
+        "prompt: leaves no room in the context of 32 tokens, got 31 tokens; at most 30",
     ),
     ("--run.dir runs/other --tokens 5", "run.dir: holds no checkpoint, got '{workspace}/runs/other'; train it first"),
 ]

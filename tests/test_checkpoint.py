@@ -1,10 +1,8 @@
 """Checkpoints: what is saved comes back bit for bit, the right ones are kept, and no failure of a save is lost."""
 
 import errno
-import gc
 import shutil
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,10 @@ from angpt_jax.checkpoint import Checkpoints
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.restore import Restored, newest_valid
 
-# TensorStore drops what it still waits for when another part of a save fails.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_left_to_others() -> Iterator[None]:
-    yield
-    gc.collect()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("nothing_is_left_to_others"),
+]
 
 
 Tree = dict[str, jax.Array]

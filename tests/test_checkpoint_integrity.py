@@ -1,6 +1,5 @@
 """No damage goes unseen: bits that flip, files that go, checkpoints that are not there."""
 
-import gc
 import random
 import shutil
 from collections.abc import Iterator
@@ -21,14 +20,10 @@ from angpt_jax.errors import UserError
 from angpt_jax.integrity import checksums
 from angpt_jax.restore import newest_valid
 
-# TensorStore drops what it still waits for when a read fails.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_left_to_others() -> Iterator[None]:
-    yield
-    gc.collect()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("nothing_is_left_to_others"),
+]
 
 
 KINDS = ("float32", "bfloat16", "float16", "int32", "uint8", "bool")

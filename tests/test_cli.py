@@ -80,6 +80,17 @@ def test_later_files_win_over_earlier_ones_and_flags_over_files(folder: Path, mo
     assert cli.config_name([], "tiny") == "tiny"
 
 
+def test_a_command_finds_what_lies_in_its_folder_first():
+    Path("configs/evaluate").mkdir()
+    for path, seed in ("configs/other.yaml", 5), ("configs/evaluate/tiny.yaml", 6), ("configs/evaluate/sets.yaml", 7):
+        Path(path).write_text(TINY.replace("steps: 100", f"steps: 100, seed: {seed}"))
+    found = {name: str(cli.config_path(name, "evaluate")) for name in ("tiny", "other", "sets")}
+    assert list(found.values()) == ["configs/evaluate/tiny.yaml", "configs/other.yaml", "configs/evaluate/sets.yaml"]
+    assert str(cli.config_path("tiny")) == "configs/tiny.yaml"
+    assert cli.config_name(["--config", "sets"], "x", "evaluate") == "sets"
+    assert problems(train, "--config", "sets")[0].startswith("config: no config of that name, got 'sets'; ")
+
+
 def test_a_default_config_is_read_only_without_another():
     Path("configs/other.yaml").write_text(TINY)
     Path("configs/tiny.yaml").write_text(TINY.replace("steps: 100", "steps: 100, seed: 5"))

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from angpt_jax import cli, experiment, flops, rules
+from angpt_jax import cli, evaluate, experiment, flops, rules
 from angpt_jax.config import Config
+from angpt_jax.evaluate import EvaluateConfig
 from angpt_jax.model import Decoder
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+EVALUATIONS = sorted((Path(__file__).parent.parent / "configs" / "evaluate").glob("*.yaml"))
 PODS = {"angpt_1b_v5e_256": 256, "angpt_1b_v5p_1024": 1024, "angpt_1b_8xh100": 8}  # devices
 SIZED = [path for path in CONFIGS if not path.stem.startswith("default") and path.stem not in PODS]
 
@@ -40,6 +42,14 @@ def test_it_keeps_the_rules_and_its_header_is_true(path: Path) -> None:
     command = re.search(r"Command: +(.*)", header)
     flags = "" if path.stem == "default" else f" --config {path.stem}"
     assert command and command[1] == "bash launch/local.sh" + flags
+
+
+@pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
+def test_what_lies_in_the_folder_of_a_command_is_a_config_of_it(path: Path) -> None:
+    """And its name is enough for that command, as the header says."""
+    config = cli.parse(EvaluateConfig, ["--config", path.stem], command="evaluate")
+    assert evaluate.check(config) == [] and config != EvaluateConfig()
+    assert f"python -m angpt_jax.evaluate --config {path.stem} --run.dir runs/NAME" in path.read_text()
 
 
 def test_there_are_twins_of_every_size() -> None:

@@ -200,3 +200,10 @@ def test_evaluation_counts_the_bytes_of_its_targets(tmp_path):
 def test_mixture_of_equal_weights_uses_each_source_alike(tmp_path):
     counts = Counter(max(row) // 10_000 for row in rows(first_batches(mixture(tmp_path, (1, 1, 1)), 30)))
     assert counts == {1: 30, 2: 30, 3: 30}
+
+
+def test_a_validation_set_of_empty_documents_is_refused(tmp_path):
+    """Bits per byte would be a division by zero."""
+    full, empty = write_stream(tmp_path, numbered([30])), write_stream(tmp_path, numbered([0] * 30), name="empty")
+    with pytest.raises(UserError, match=r"^validation set validation: holds no text in its first 30 tokens, got "):
+        check_length(token_data(full, empty), 8)

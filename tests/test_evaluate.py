@@ -1,160 +1,186 @@
-"""The validation loss: the same number for any batch size and number of devices, and right."""
+"""The evaluate command: the loss that training logged, on the same sets and on others; what is refused."""
 
+import json
 import math
-from dataclasses import replace
-from typing import Any, get_args
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import EVEN, tiny
-from token_streams import write_stream
+from bad_inputs import prepared
+from commands import Outcome, make_workspace, run_here, run_process, tree
 
-from angpt_jax import ops
-from angpt_jax.config import MeshConfig
-from angpt_jax.data.pipeline import Order, Packing, ValidationSet, train_batches, validation_windows
-from angpt_jax.data.tokenizer import ByteTokenizer
-from angpt_jax.data.tokens import Weighted
-from angpt_jax.evaluate import Evaluation, Evaluator, as_record, evaluate, make_window_nats
-from angpt_jax.sharding import batch_putter, make_layout
+from angpt_jax import cli, metrics
+from angpt_jax.config import Config, MeshConfig
+from angpt_jax.data.tokenizer import train_bpe
+from angpt_jax.evaluate import EvaluateConfig, evaluate
+from angpt_jax.prepare import PrepareConfig, prepare
+from angpt_jax.scoring import Scorer
+from angpt_jax.train import train
+from angpt_jax.trained import load
 
-BYTES = 257
-
-
-class Bigram(nn.Module):
-    """Logits that depend on the last token only."""
-
-    vocab: int = 7
-
-    @nn.compact
-    def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
-        return self.param("table", nn.initializers.normal(1.0), (self.vocab, self.vocab))[tokens_BL]
-
-    def nats(self, tokens_BL: jax.Array, segments_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        return ops.cross_entropy(self(tokens_BL, segments_BL), targets_BL)
-
-
-def parameters(model: nn.Module) -> Any:
-    nothing = jnp.zeros((1, 1), int)
-    return jax.jit(model.init)(jax.random.key(0), nothing, nothing)["params"]
-
-
-def as_they_are(arrays: Any) -> Any:
-    """Brings nothing to other devices."""
-    return arrays
-
-
-@pytest.fixture
-def validation() -> ValidationSet:
-    """11 windows of 6 targets, the last with 4 that do not count."""
-    return random_windows(seed=0)
-
-
-def random_windows(seed: int) -> ValidationSet:
-    tokens = np.random.default_rng(seed).integers(0, 7, (11, 7)).astype(np.int32)
-    weights = np.ones((11, 6), np.float32)
-    weights[-1, 2:] = 0
-    return ValidationSet(tokens, np.zeros_like(tokens), weights, bytes=100)
-
-
-def expected(params: dict, tokens: np.ndarray, weights: np.ndarray) -> float:
-    """The sum in nats, in float64."""
-    logits = np.asarray(params["table"], float)[tokens[:, :-1]]
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    nats = -np.take_along_axis(log_p, tokens[:, 1:, None], axis=-1)[..., 0]
-    return float((nats * weights).sum())
-
-
-@pytest.mark.parametrize("batch_size", [8, 16, 24])
-def test_the_same_loss_for_any_batch_size_on_eight_devices_and_on_one(
-    validation: ValidationSet, batch_size: int
-) -> None:
-    """Of the targets that count, each as much as any other."""
-    model = Bigram()
-    params = parameters(model)
-    total = expected(params, validation.tokens, validation.weights)
-    puts = [batch_putter(make_layout(MeshConfig()), batch_size), as_they_are]
-    for put in puts:
-        result = evaluate(make_window_nats(model), params, validation, batch_size, put)
-        assert result.loss == pytest.approx(total / 62, rel=1e-6)
-        assert result.bits_per_byte == pytest.approx(total / math.log(2) / 100, rel=1e-6)
-
-
-def test_a_decoder_has_the_same_loss_for_any_batch_size_and_number_of_devices(tmp_path):
-    """Of documents side by side, the last window filled up."""
-    model = tiny("angpt", replace(EVEN, vocab=BYTES))
-    rng = np.random.default_rng(0)
-    documents = [rng.integers(0, 256, length) for length in (30, 0, 7, 19, 41)]
-    windows = validation_windows(write_stream(tmp_path, documents), ByteTokenizer(), 12, 10_000)
-    window_nats = make_window_nats(model.model)
-    losses = [evaluate(window_nats, model.random, windows, batch_size, as_they_are).loss for batch_size in (1, 3, 8)]
-    losses.append(evaluate(window_nats, model.random, windows, 8, batch_putter(make_layout(MeshConfig()), 8)).loss)
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
-    whole: Any = {"tokens": windows.tokens, "segments": windows.segments, "weights": windows.weights}
-    total = float(np.asarray(window_nats(model.random, whole), float).sum())
-    assert losses[0] == pytest.approx(total / (30 + 7 + 19 + 41 + 5), rel=1e-6)
+MORE = "one line of it, and ünother\n" * 50
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def bytes_bigram() -> tuple[nn.Module, Any]:
-    model = Bigram(BYTES)
-    return model, parameters(model)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A workspace with a run of four steps that was evaluated on two sets."""
+    folder = make_workspace(tmp_path_factory.mktemp("trained") / "w")
+    (folder / "more").mkdir()
+    (folder / "more/a.txt").write_text(MORE)
+    (folder / "more/b.txt").write_text(MORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        flags = ["--config", "tiny.yaml", "--run.dir", "runs/a", "--run.steps", "4"]
+        config = cli.parse(Config, [*flags, "--data.validation_sets", "{more: more}"], command="train")
+        assert train(config, "a") == 0
+        yield folder
 
 
-def test_bits_per_byte_are_those_of_the_text(tmp_path, bytes_bigram):
-    """Closing a document costs bits, but is no byte."""
-    model, params = bytes_bigram
-    texts = ["héllo, wörld\n", "", "two words"]
-    tokenizer = ByteTokenizer()
-    windows = validation_windows(write_stream(tmp_path, tokenizer.encode(texts)), tokenizer, 5, 10_000)
-    result = evaluate(make_window_nats(model), params, windows, 4, as_they_are)
-    total = expected(params, windows.tokens, windows.weights)
-    text_bytes = sum(len(text.encode()) for text in texts)
-    assert result.bits_per_byte == pytest.approx(total / math.log(2) / text_bytes, rel=1e-6)
-    assert result.loss == pytest.approx(total / (text_bytes + len(texts)), rel=1e-6)
+@pytest.fixture
+def run(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(trained)
+    (trained / "out.json").unlink(missing_ok=True)
+
+    def call(*flags: str) -> Outcome:
+        given = flags if "--run.dir" in flags else ("--run.dir", "runs/a", *flags)
+        return run_here(evaluate, EvaluateConfig, "evaluate", *given, monkeypatch=monkeypatch, capsys=capsys)
+
+    return call
 
 
-@pytest.mark.parametrize("packing", get_args(Packing))
-def test_an_epoch_of_training_has_the_nats_of_an_evaluation_of_the_same_text(tmp_path, bytes_bigram, packing):
-    """However its documents are packed: every target counts once, and padding never."""
-    model, params = bytes_bigram
-    rng = np.random.default_rng(0)
-    stream = write_stream(tmp_path, [rng.integers(0, 256, length) for length in (3, 25, 0, 9, 14, 2)])
-    windows = validation_windows(stream, ByteTokenizer(), 10, 10_000)
-    window_nats = make_window_nats(model)
-    result = evaluate(window_nats, params, windows, 4, as_they_are)
-    batches = train_batches([Weighted("text", stream)], Order(10, 1, 0, packing))
-    total = targets = 0
-    while targets < stream.count - 1:
-        batch: Any = next(batches)
-        total += float(window_nats(params, batch)[0])
-        targets += int(batch["weights"].sum())
-    batches.close()
-    assert targets == stream.count - 1
-    assert total / targets == pytest.approx(result.loss, rel=1e-6)
+def numbers(done: Outcome) -> dict:
+    assert done.code == 0, done.err
+    return json.loads(Path("out.json").read_text())
 
 
-def test_several_sets_are_evaluated_and_the_last_result_is_of_the_first(validation: ValidationSet) -> None:
-    model = Bigram()
-    params, window_nats = parameters(model), make_window_nats(model)
-    sets = {"validation": validation, "code": random_windows(seed=1)}
-    evaluator = Evaluator(window_nats, sets, 8, as_they_are)
-    assert evaluator.last is None
-    results = evaluator.evaluate(params)
-    assert list(results) == ["validation", "code"] and evaluator.last == results["validation"]
-    for name, windows in sets.items():
-        assert results[name] == evaluate(window_nats, params, windows, 8, as_they_are)
-    assert results["code"].loss != results["validation"].loss
+JSON = ("--json", "out.json")
 
 
-def test_record_names_the_sets_behind_the_first() -> None:
-    record = as_record({"validation": Evaluation(1.0, 2.0), "code": Evaluation(3.0, 4.0)})
-    values = {"val_loss": 1.0, "val_bits_per_byte": 2.0, "code/val_loss": 3.0, "code/val_bits_per_byte": 4.0}
-    assert values.items() <= record.items()
+@pytest.mark.parametrize("flags", [(), ("--batch_size", "24"), ("--fold", "true"), ("--mesh.tensor", "2")], ids=str)
+def test_the_loss_is_the_one_that_training_logged(run: Run, flags: tuple[str, ...]) -> None:
+    found = numbers(run(*JSON, *flags))["sets"]
+    logged = metrics.read(Path("runs/a/metrics.jsonl"))[-1]
+    assert list(found) == ["validation", "more"]
+    for name, prefix in ("validation", ""), ("more", "more/"):
+        assert found[name]["loss"] == pytest.approx(logged[f"{prefix}val_loss"], rel=1e-6)
+        assert found[name]["bits_per_byte"] == pytest.approx(logged[f"{prefix}val_bits_per_byte"], rel=1e-6)
+        assert found[name]["perplexity"] == pytest.approx(math.exp(found[name]["loss"]))
+        assert found[name]["tokens"] == 500 and 490 < found[name]["bytes"] <= 500
+        assert 0 < found[name]["standard_error"] < 0.1
 
 
-def test_perplexity_is_the_exponential_of_the_loss() -> None:
-    assert Evaluation(math.log(50), 1.0).perplexity == pytest.approx(50)
-    assert Evaluation(1e5, 1.0).perplexity == math.inf
+def test_one_device_gives_it_too_as_a_table(trained: Path) -> None:
+    done = run_process(trained, "evaluate", "--run.dir", "runs/a")
+    logged = metrics.read(trained / "runs/a/metrics.jsonl")[-1]
+    lines = [line.split() for line in done.out.splitlines()]
+    assert ["set", "nats/token", "±", "error", "perplexity", "bits/byte", "tokens", "bytes"] in lines
+    (row,) = [line for line in lines if line[:1] == ["validation"]]
+    assert row[1] == f"{logged['val_loss']:.4f}" and row[4] == f"{logged['val_bits_per_byte']:.4f}"
+    assert done.code == 0 and done.out.startswith(f"angpt of step 4, {trained}/runs/a\n")
+
+
+def test_text_that_is_given_is_evaluated_whole_and_tokens_limit_it(run: Run) -> None:
+    sets = ("--sets", "{more: more, file: more/a.txt}")
+    found = numbers(run(*JSON, *sets))["sets"]
+    size = len(MORE.encode())
+    assert (found["more"]["bytes"], found["more"]["tokens"]) == (2 * size, 2 * size + 2)
+    assert (found["file"]["bytes"], found["file"]["tokens"]) == (size, size + 1)
+    Path("out.json").unlink()
+    assert numbers(run(*JSON, *sets, "--tokens", "40"))["sets"]["file"]["tokens"] == 40
+
+
+def test_a_set_is_tokenized_once(run: Run) -> None:
+    run("--sets.again", "more")
+    before = tree(Path("cache"))
+    assert "tokenizing" not in run("--sets.again", "more").err
+    assert tree(Path("cache")) == before
+
+
+def test_of_a_prepared_folder_the_held_out_documents_are_read(run: Run) -> None:
+    assert prepare(PrepareConfig("part", "text", validation_fraction=0.2, workers=1), "prepare") == 0
+    facts = json.loads(Path("part/manifest.json").read_text())["splits"]["validation"]
+    found = numbers(run(*JSON, "--sets.part", "part"))["sets"]["part"]
+    assert (found["tokens"], found["bytes"]) == (facts["tokens"], facts["text_bytes"])
+
+
+def test_a_single_window_has_no_standard_error(run: Run) -> None:
+    done = run(*JSON, "--tokens", "9")
+    assert numbers(done)["sets"]["validation"]["standard_error"] is None
+    assert " – " in done.out
+
+
+def emptied(folder: Path) -> None:
+    """Prepared folders without text and of another tokenizer, an empty text, runs without a checkpoint."""
+    (folder / "empty").mkdir()
+    (folder / "empty/a.txt").touch()
+    prepared(folder, ids=[])
+    (folder / "other.json").write_text(train_bpe([MORE], 280).json)
+    assert prepare(PrepareConfig("other", "text", tokenizer="other.json", workers=1), "prepare") == 0
+    for name in ("bare", "plus"):
+        shutil.copytree(folder / "runs/a", folder / "runs" / name, ignore=shutil.ignore_patterns("checkpoints"))
+    config = folder / "runs/plus/config.yaml"
+    config.write_text(
+        config.read_text().replace("arch: angpt", "arch: gpt_plus").replace("scale_init: 5.6", "scale_init: null")
+    )
+
+
+BAD = [
+    ("--run.dir runs/none", "run.dir: holds no run (no config.yaml), got '{w}/runs/none'; train one first"),
+    ("--run.dir runs/bare", "run.dir: holds no checkpoint, got '{w}/runs/bare'; train it first"),
+    ("--run.dir " + "x" * 300, "run.dir: must have no part longer than 255 bytes, got '" + "x" * 76 + "..."),
+    ("--json tiny.yaml", "json: is there already, got 'tiny.yaml'; name a new file"),
+    ("--json runs", "json: is a folder, got 'runs'; name a file"),
+    ("--json none/x.json", "json: its folder is not there, got 'none/x.json'; make it first"),
+    ("--sets.x none", "sets.x: does not exist, got none; stdlib, a text file or a folder of text files"),
+    ("--sets.x empty", "sets.x: empty, got empty; a text file or a folder of text files with text in them"),
+    ("--sets.x https://host/x", "sets.x: must be a path of a file system, got 'https://host/x'; mount the bucket, or"),
+    ("--sets.x other", "sets.x: must be of the run's tokenizer (bytes), got other of "),
+    ("--sets.x made", "sets.x: holds no text in its first 1 tokens, got made; text to evaluate on"),
+    (
+        "--run.dir runs/plus --fold true",
+        "fold: gpt_plus can't be written as a plain decoder (input_norm: ",
+    ),
+    ("--sets x", "sets: expected a mapping, got 'x'"),
+    ("--tokens 0", "tokens: must be at least 1, got 0"),
+    ("--batch_size 0", "batch_size: must be at least 1, got 0"),
+    ("--batch_size 9", "batch_size: must be a multiple of mesh.replica * mesh.fsdp, got 9 with 8; 8 or 16 would do"),
+    ("--limit 0", "limit: must be at least 1, got 0"),
+    ("--limit 5", "limit: needs tasks, got 5 without harness; name tasks, or leave it out"),
+    ("--mesh.tensor 0", "mesh.tensor: must be >= 1, or -1 for all devices that are left, got 0"),
+    ("--harness ./none.yaml", "harness: expected a list of str, got './none.yaml'"),
+    ("--harness [none/x.yaml]", "harness: can't be read (No such file or directory), got 'none/x.yaml'"),
+    ("--batchsize 8", "batchsize: unknown key; did you mean batch_size?"),
+]
+
+
+@pytest.fixture(scope="module")
+def spoilt(trained: Path) -> Path:
+    emptied(trained)
+    return trained
+
+
+@pytest.mark.parametrize("flags, start", BAD, ids=[flags[:40] for flags, _ in BAD])
+def test_bad_input_gets_one_line_and_writes_nothing(run: Run, spoilt: Path, flags: str, start: str) -> None:
+    before = tree(spoilt)
+    done = run(*flags.split(" "))
+    (line,) = done.err.splitlines()
+    assert line.startswith("angpt_jax: error: " + start.format(w=spoilt))
+    assert (done.code, done.out, tree(spoilt)) == (2, "", before)
+
+
+def test_ids_of_the_set_are_those_of_the_run(run: Run) -> None:
+    """A loss by hand: of the text itself, from the model that the run left."""
+    Path("short.txt").write_text("a few words")
+    found = numbers(run(*JSON, "--sets.short", "short.txt"))["sets"]["short"]
+    model = load(Path("runs/a").absolute(), MeshConfig())
+    ids, end = [*b"a few words"], model.tokenizer.end_of_document
+    all_entries: Any = SimpleNamespace(size=300, end_of_document=end)  # training's loss counts them, scores do not
+    scorer = Scorer(model.model, model.params, all_entries, model.context, 8)
+    (score,) = scorer.scores([([end], [*ids, end])])
+    np.testing.assert_allclose(found["loss"], -score.log_p / 12, rtol=1e-6)
+    assert (found["tokens"], found["bytes"]) == (12, 11)

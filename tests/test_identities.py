@@ -16,10 +16,12 @@ from jax import Array
 from angpt_jax import ops
 from angpt_jax.arch import Sizes
 from angpt_jax.archs import RECIPES
+from angpt_jax.how import How
 from angpt_jax.measure import COLLECTION
-from angpt_jax.model import Block, Decoder, How
+from angpt_jax.model import Block, Decoder
 from angpt_jax.parts.pointwise import Derf, DyT, HeadScale
 from angpt_jax.parts.residual import Geodesic
+from angpt_jax.seen import Window
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 TOKENS_BL = random_batch()["tokens"][:, :-1]
@@ -74,9 +76,9 @@ def block_calls(recipe: str) -> Callable[[Any, float], dict[str, tuple[Any, Arra
             return result
 
         variables = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
-        angles = ops.rotary_angles(length, SIZES.head_width, 10_000.0)
+        angles = ops.rotary_angles(jnp.arange(length), SIZES.head_width, 10_000.0)
         with nn.intercept_methods(remember):
-            Block(model.arch, model.sizes, How()).apply(variables, h_BLD, layer, None, angles)
+            Block(model.arch, model.sizes, How()).apply(variables, h_BLD, layer, Window(None, angles))
         return seen
 
     return lambda params, layer: run(params, jnp.float32(layer))

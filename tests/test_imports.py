@@ -14,21 +14,23 @@ LEVELS = [
     "errors files json_text links nu axes part layout ops measure attention attention.choice attention.context "
     "attention.splash chips ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
-    "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants model",
-    "config schema yaml_files form cli path_rules processes.cluster processes.membership meshes mesh_rules rules "
-    "ahead.topologies",
+    "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
+    "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
+    "rules ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
-    "run_dir run_lock nu.monte_carlo processes.rendezvous processes.group processes.distributed "
-    "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.tokens "
-    "data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
+    "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
+    "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
+    "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
-    "step instruments evaluate experiment placement footprint dry_run loop "
-    "plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain ahead.step ahead.report ahead.table",
-    "train sample prepare report compile nu.__main__",
+    "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
+    "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
+    "job pretrain init_from trained weights harness ahead.step ahead.report ahead.table "
+    "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
+    "train sample evaluate export prepare report compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
+STANDALONE = "exports.standalone"  # files that an export takes along; they have no level, as no import leads there
 # Within a level: who may import whom. A package's own modules may import each other.
 WITHIN = {
     0: [
@@ -38,7 +40,15 @@ WITHIN = {
         ("ahead", "ahead"),
     ],
     1: [("parts", "parts")],
-    2: [("archs", "archs"), ("archs", "arch"), ("model", "arch"), ("places", "arch")],
+    2: [
+        ("archs", "archs"),
+        ("archs", "arch"),
+        ("model", "arch"),
+        ("model", "how"),
+        ("model", "seen"),
+        ("seen", "how"),
+        ("places", "arch"),
+    ],
     3: [("", "")],
     4: [
         ("data", "data"),
@@ -48,10 +58,21 @@ WITHIN = {
         ("checkpoint", "integrity"),
         ("checkpoint", "restore"),
         ("restore", "integrity"),
+        ("run_dir", "weights_folder"),
     ],
-    6: [("pretrain", "job"), ("ahead", "ahead")],
+    6: [
+        ("pretrain", "job"),
+        ("pretrain", "init_from"),
+        ("job", "init_from"),
+        ("init_from", "trained"),
+        ("init_from", "exports"),
+        ("weights", "trained"),
+        ("exports", "exports"),
+        ("exports", "trained"),
+        ("ahead", "ahead"),
+    ],
     5: [
-        ("evaluate", "step"),
+        ("evaluation", "step"),
         ("instruments", "step"),
         ("experiment", "step"),
         ("experiment", "instruments"),
@@ -61,8 +82,9 @@ WITHIN = {
         ("dry_run", "footprint"),
         ("placement", "footprint"),
         ("loop", "step"),
+        ("generate", "decoding"),
         ("plots", "plots"),
-        ("loop", "evaluate"),
+        ("loop", "evaluation"),
     ],
 }
 ON_DEVICES = {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}
@@ -72,6 +94,11 @@ def modules() -> list[str]:
     """`data.tokens` for angpt_jax/data/tokens.py, `data` for its folder; not the package itself."""
     names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py"))
     return sorted(name.removesuffix(".__init__") for name in names if name != "__init__")
+
+
+def standalone() -> list[str]:
+    """The modules that an export takes along."""
+    return [name for name in modules() if is_in(name, STANDALONE)]
 
 
 def file_of(module: str) -> Path:
@@ -109,7 +136,7 @@ def allowed(module: str, other: str) -> bool:
 
 
 def test_every_module_has_a_level():
-    assert sorted(LEVEL) == modules()
+    assert sorted([*LEVEL, *standalone()]) == modules()
 
 
 @pytest.mark.parametrize("module", LEVEL)
@@ -118,7 +145,23 @@ def test_imports_point_down(module):
 
 
 def test_nothing_imports_a_command():
-    assert {module for module in modules() if of_the_package(module) & COMMANDS} == set()
+    assert {module for module in LEVEL if of_the_package(module) & COMMANDS} == set()
+
+
+def test_nothing_imports_what_an_export_takes_along():
+    """Nor does that import anything but PyTorch, transformers and its neighbours, which are named relatively, as the
+    folder of an export is no part of this package."""
+    assert len(standalone()) == 5
+    assert [name for name in LEVEL for other in of_the_package(name) if is_in(other, STANDALONE)] == []
+    neighbours = {name.rpartition(".")[2] for name in standalone()}
+    for module in standalone():
+        for node in ast.walk(ast.parse(file_of(module).read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1 and node.module in neighbours, module
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+                libraries = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+                assert libraries <= {"torch", "transformers"}, module
 
 
 def test_the_skeleton_does_not_know_the_recipes():

@@ -15,8 +15,10 @@ from conftest import by_path, tiny
 from angpt_jax import ops
 from angpt_jax.arch import Sizes
 from angpt_jax.archs.angpt import angpt
-from angpt_jax.model import MLP, Block, Decoder, How
+from angpt_jax.how import How
+from angpt_jax.model import MLP, Block, Decoder
 from angpt_jax.places import override
+from angpt_jax.seen import Window
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 VOCAB = 1024
@@ -53,17 +55,19 @@ def first_layer(width: int, length: int) -> dict[str, Any]:
             seen.update(q=args[0], k=args[1], rotated=result)
         elif context.module.name == "gating":
             seen.update(u=args[0], a=arch.nu.activation * result)
-        elif context.module.name in ("attention", "mlp"):
-            seen["x_A" if context.module.name == "attention" else "x_M"] = result
+        elif context.module.name == "attention":
+            seen["x_A"], _ = result
+        elif context.module.name == "mlp":
+            seen["x_M"] = result
         return result
 
     def run(params: Any) -> dict[str, Any]:
         seen.clear()
         h_BLD = params["embedding"][distinct_tokens(length)]
         layer = {"params": jax.tree.map(lambda x: x[0], params["layers"])}
-        angles, how = ops.rotary_angles(length, HEAD_WIDTH, 10_000.0), How()
+        angles, how = ops.rotary_angles(jnp.arange(length), HEAD_WIDTH, 10_000.0), How()
         with nn.intercept_methods(remember):
-            Block(arch, sizes(width), how).apply(layer, h_BLD, jnp.float32(1), None, angles)
+            Block(arch, sizes(width), how).apply(layer, h_BLD, jnp.float32(1), Window(None, angles))
         return dict(seen)
 
     return jax.jit(run)(params)

@@ -19,7 +19,8 @@ from angpt_jax import cli, experiment, meshes, optim
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
 from angpt_jax.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from angpt_jax.model import Decoder, How
+from angpt_jax.how import How
+from angpt_jax.model import Decoder
 from angpt_jax.step import nats
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

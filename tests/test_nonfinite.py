@@ -18,7 +18,7 @@ from states import digest, state_of
 from angpt_jax import cli, metrics, optim, sharding, train
 from angpt_jax.config import Config, MeshConfig, OptimConfig
 from angpt_jax.experiment import build, compiled_step, initial_state, resolved
-from angpt_jax.model import How
+from angpt_jax.how import How
 from angpt_jax.step import TrainState, first_state, is_finite, make_train_step
 
 STEPS = 6

@@ -21,12 +21,12 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def rotated(x_K: np.ndarray, length: int = L) -> np.ndarray:
     """The same vector at every position, turned: (L, K)."""
     x_BLHK = jnp.asarray(np.broadcast_to(x_K, (1, length, 1, K)))
-    return np.asarray(ops.rotate(x_BLHK, ops.rotary_angles(length, K, THETA)))[0, :, 0]
+    return np.asarray(ops.rotate(x_BLHK, ops.turns(ops.rotary_angles(jnp.arange(length), K, THETA))))[0, :, 0]
 
 
 def test_rotation_keeps_norms():
     x = normal(0, B, L, H, K)
-    turned = np.asarray(ops.rotate(jnp.asarray(x), ops.rotary_angles(L, K, THETA)))
+    turned = np.asarray(ops.rotate(jnp.asarray(x), ops.turns(ops.rotary_angles(jnp.arange(L), K, THETA))))
     np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-6)
     np.testing.assert_array_equal(turned[:, 0], x[:, 0])
     assert np.abs(turned[:, 1:] - x[:, 1:]).max(axis=-1).min() > 0.1
@@ -42,7 +42,7 @@ def test_products_of_rotated_vectors_depend_on_the_distance_alone():
 
 def test_angles_are_those_of_the_rope_paper():
     expected = [[p * THETA ** (-2 * i / K) for i in range(K // 2)] for p in range(L)]
-    np.testing.assert_allclose(ops.rotary_angles(L, K, THETA), expected, rtol=1e-6)
+    np.testing.assert_allclose(ops.rotary_angles(jnp.arange(L), K, THETA), expected, rtol=1e-6)
 
 
 def plain_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: np.ndarray, scale: float) -> np.ndarray:

@@ -24,11 +24,13 @@ from angpt_jax.axes import Annotated, Axes
 from angpt_jax.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from angpt_jax.errors import UserError
 from angpt_jax.form import flatten
-from angpt_jax.model import Block, Decoder, How
+from angpt_jax.how import How
+from angpt_jax.model import Block, Decoder
 from angpt_jax.nu import ACTIVATIONS, Nu, activation_nu
 from angpt_jax.part import Part, Split, part, setting_types
 from angpt_jax.parts import PARTS, gate, head, norms, pointwise, qk, residual
 from angpt_jax.places import OVERRIDABLE, SUBLAYERS, hidden_nu, override
+from angpt_jax.seen import Window
 
 SIZES = replace(conftest.SIZES, heads=6, kv_heads=3)  # D = 24, N = 2, K = 4, F = 40
 ROOT = 1 / math.sqrt(24)
@@ -386,8 +388,9 @@ STREAM_BLD = np.random.default_rng(1).standard_normal((2, 5, 24)).astype(np.floa
 
 
 @cache
-def settings_of_attention() -> tuple[None, Array]:
-    return None, ops.rotary_angles(5, SIZES.head_width, SIZES.rope_theta)
+def window() -> Window:
+    """One document."""
+    return Window(None, ops.rotary_angles(jnp.arange(5), SIZES.head_width, SIZES.rope_theta))
 
 
 def drawn(boxed: Any) -> Any:
@@ -411,13 +414,13 @@ def drawn(boxed: Any) -> Any:
 def block_output(arch: Arch, variables: Any) -> Array:
     """The stream behind layer 2, op by op: tiny arrays need no compiler."""
     block = Block(arch, SIZES, How())
-    outputs: Any = block.apply(variables, STREAM_BLD, jnp.float32(2), *settings_of_attention())
+    outputs: Any = block.apply(variables, STREAM_BLD, jnp.float32(2), window())
     return outputs[0]
 
 
 def first_variables(arch: Arch) -> Any:
     key, block = jax.random.key(0), Block(arch, SIZES, How())
-    return block.init(key, STREAM_BLD, jnp.float32(2), *settings_of_attention())
+    return block.init(key, STREAM_BLD, jnp.float32(2), window())
 
 
 @cache

@@ -88,7 +88,8 @@ def test_only_the_first_process_speaks_and_writes(resumed) -> None:
     assert "resumed at step 6" in spoken[0]
     assert len(list((run / "tensorboard").iterdir())) == 2
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json",
+        "config.yaml", "tokenizer.json", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints",
+        "summary.json",
     }  # fmt: skip
 
 

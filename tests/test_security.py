@@ -24,7 +24,9 @@ from pyarrow import parquet
 import angpt_jax
 from angpt_jax import cli, links, metrics, rules, run_dir
 from angpt_jax.config import Config
-from angpt_jax.data.tokenizer import train_bpe
+from angpt_jax.data.tokenizer import ByteTokenizer, train_bpe
+from angpt_jax.evaluate import EvaluateConfig, evaluate
+from angpt_jax.export import ExportConfig, export
 from angpt_jax.prepare import PrepareConfig, prepare
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.schema import leaves
@@ -35,6 +37,8 @@ COMMANDS: dict[str, tuple[Callable, type]] = {
     "train": (train, Config),
     "prepare": (prepare, PrepareConfig),
     "sample": (sample, SampleConfig),
+    "evaluate": (evaluate, EvaluateConfig),
+    "export": (export, ExportConfig),
 }
 Run = Callable[..., Outcome]
 
@@ -115,10 +119,25 @@ def test_dangers_are_seen(source: str, found: list[str]) -> None:
     assert list(dangers(source)) == found
 
 
+# What an export takes along runs in programs of others: a model in PyTorch. It may import that, and load no file.
+STANDALONE = PACKAGE / "exports" / "standalone"
+OF_PYTORCH = {"import torch", "import torch.nn"}
+LOADS = re.compile(r"(^|[._])(load\w*|from_pretrained|open|hub|read\w*|urlopen|system|run)$")
+
+
 def test_the_package_can_not_run_code_from_a_file() -> None:
     sources = sorted(PACKAGE.rglob("*.py"))
     assert len(sources) > 80
-    assert [(path.name, danger) for path in sources for danger in dangers(path.read_text("utf-8"))] == []
+    found = [(path, danger) for path in sources for danger in dangers(path.read_text("utf-8"))]
+    assert [(path.name, danger) for path, danger in found if path.parent != STANDALONE] == []
+    assert {danger for path, danger in found if path.parent == STANDALONE} == OF_PYTORCH
+
+
+def test_what_an_export_takes_along_loads_nothing() -> None:
+    nodes = [node for path in STANDALONE.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    assert len(calls) > 200 and [call for call in calls if LOADS.search(call)] == []
+    assert LOADS.search("torch.load") and LOADS.search("torch.hub.load") and LOADS.search("open")
 
 
 class Payload:
@@ -210,6 +229,9 @@ USES = [
     (*TINY, "--data.source", "sums"),
     (*TINY, "--run.dir", "runs/bad"),
     ("sample", "--run.dir", "runs/bad"),
+    ("evaluate", "--run.dir", "runs/bad"),
+    ("evaluate", "--config", "call.yaml"),
+    ("export", "--run.dir", "runs/bad", "--out", "out"),
     *((*MAKE, "--source", name) for name in ("x.npy", "x.pkl", "x.jsonl", "x.parquet", "x.arrow", "x.jsonl.gz")),
     *((*MAKE, "--source", name) for name in ("x.jsonl.zst", "camel/1.0.0", "snake/1.0.0", "old/1.0.0", "made")),
     (*MAKE, "--source", "text", "--tokenizer", "t.json"),
@@ -316,16 +338,24 @@ def test_a_hostile_name_writes_nothing_outside(name: str, folder: Path, tmp_path
     directory = run_dir.locate(config, "tiny")
     run_dir.check(directory, config)
     run_dir.make(directory)
-    run_dir.record(directory, config)
+    run_dir.record(directory, config, ByteTokenizer.json)
     with metrics.MetricsWriter(directory, 0) as writer:
         writer.write({"step": 1, "tokens": 1, "loss": 1.0})
     new = [path for path in tree(tmp_path) if path not in before and path != "a/w/x.yaml"]
     inside = str(directory.resolve().relative_to(tmp_path.resolve()))
-    assert directory.resolve().is_relative_to(folder.resolve()) and len(new) == 4
+    assert directory.resolve().is_relative_to(folder.resolve()) and len(new) == 5
     assert all(path.startswith(f"{inside}/") for path in new)
 
 
-LINKS = ["config.yaml", "config.draft", "environment.json", "metrics.jsonl", "instruments.jsonl", "summary.json"]
+LINKS = [
+    "config.yaml",
+    "tokenizer.json",
+    "config.draft",
+    "environment.json",
+    "metrics.jsonl",
+    "instruments.jsonl",
+    "summary.json",
+]
 LINKS += ["checkpoints", "tensorboard", "checkpoints/5", "checkpoints/5/state", "lock", "anything/at/all"]
 
 
@@ -418,7 +448,7 @@ def run_alone(folder: Path, command: str, *flags: str) -> Outcome:
 
 @pytest.fixture(scope="module")
 def strange_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
-    """The folder of a workspace where prepare, train, sample and train again ran among planted files."""
+    """The folder of a workspace where prepare, train, sample and evaluate ran among planted files."""
     top = tmp_path_factory.mktemp("strange")
     folder, canary = make_workspace(top / "a" / "w"), top / "canary"
     plant_programs(folder, canary)
@@ -434,6 +464,7 @@ def strange_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ou
             np.save(place / "payload.npy", np.array([Payload(canary)], object), allow_pickle=True)
             plant_programs(place, canary)
     ended += [run_alone(folder, "sample", "--run.dir", name, "--tokens", "2", "--samples", "1")]
+    ended += [run_alone(folder, "evaluate", "--run.dir", name, "--sets.text", "text")]
     return folder, ended
 
 
@@ -441,7 +472,7 @@ def test_everything_works_without_a_network(
     strange_run: tuple[Path, list[Outcome]], record_property: Callable[[str, Any], None]
 ) -> None:
     record_property("network", without_network()[0])
-    assert [(done.code, done.err if done.code else "") for done in strange_run[1]] == [(0, "")] * 3
+    assert [(done.code, done.err if done.code else "") for done in strange_run[1]] == [(0, "")] * 4
     assert "--- sample 1 of step 2 ---" in strange_run[1][2].out
 
 
@@ -456,7 +487,7 @@ def test_no_secret_of_the_environment_is_kept_or_shown(strange_run: tuple[Path, 
 
 def test_planted_programs_and_checkpoint_files_are_not_run(strange_run: tuple[Path, list[Outcome]]) -> None:
     folder, ended = strange_run
-    assert [done.code for done in ended] == [0, 0, 0]
+    assert [done.code for done in ended] == [0, 0, 0, 0]
     assert list(folder.parent.parent.rglob("canary*")) == []
     outside = [path for path in folder.parent.parent.rglob("*") if path.is_file() and folder not in path.parents]
     assert outside == []

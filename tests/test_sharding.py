@@ -16,8 +16,8 @@ from angpt_jax import meshes, optim, sharding
 from angpt_jax.archs import RECIPES
 from angpt_jax.config import MeshConfig, OptimConfig
 from angpt_jax.errors import UserError
+from angpt_jax.how import How
 from angpt_jax.layout import Layout
-from angpt_jax.model import How
 from angpt_jax.step import TrainState, first_state, make_train_step
 
 MESHES = {

@@ -13,7 +13,7 @@ from commands import Outcome, make_workspace
 from processes import TRAIN, Processes, environment, free_port
 
 from angpt_jax import metrics
-from angpt_jax.evaluate import Evaluation, Evaluator
+from angpt_jax.evaluation import Evaluation, Evaluator
 from angpt_jax.stopping import SIGNALS, Stopped, StopRequest
 
 SOON = 15  # seconds from the signal to the end
@@ -39,7 +39,7 @@ COMPILE = ("angpt_jax.experiment", "compiled_step", 20)
 SAVE = ("angpt_jax.checkpoint", "Checkpoints.save", 20)
 SLOW_EVALUATION = """
 import time
-import angpt_jax.evaluate as module
+import angpt_jax.evaluation as module
 
 whole = module._batches
 
@@ -238,7 +238,7 @@ def test_a_cut_evaluation_has_no_result_and_keeps_the_last_one(monkeypatch: pyte
         asked.append(True)
         return len(asked) > 3
 
-    monkeypatch.setattr("angpt_jax.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("angpt_jax.evaluation.evaluate", evaluate)
     sets: dict = {"validation": None, "code": None}
     evaluator = Evaluator(lambda params, batch: params, sets, 8, lambda batch: batch)
     assert list(evaluator.evaluate(None, stop)) == ["validation", "code"]

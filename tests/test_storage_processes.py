@@ -14,7 +14,7 @@ SEES_DAMAGE = """
 from angpt_jax import restore
 
 load = restore._load
-restore._load = lambda path, abstract: "a disk that forgot" if path.name == "6" else load(path, abstract)
+restore._load = lambda path, *given: "a disk that forgot" if path.name == "6" else load(path, *given)
 """
 SMALL_FILES = "\nimport resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))\n"
 

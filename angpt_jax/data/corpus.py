@@ -25,8 +25,8 @@ class Document:
     text: str
 
 
-def read_documents(source: str) -> list[Document]:
-    """The non-empty documents of a source, sorted by name; a UserError names the file that can't be one.
+def read_documents(source: str, key: str = "data.source") -> list[Document]:
+    """The non-empty documents of a source, sorted by name; a UserError under `key` names the file that can't be one.
 
     `stdlib` is every .py file of the running interpreter's standard library without tests, `encodings/` and installed
     packages; the few that are not UTF-8 are left out. Anything else is the path of a UTF-8 text file, or of a folder
@@ -36,11 +36,11 @@ def read_documents(source: str) -> list[Document]:
         root = Path(sysconfig.get_paths()["stdlib"])
         texts = ((name, _read_text(root / name, strict=False)) for name in _stdlib_names(root))
     else:
-        root, names = _root_and_names(source)
-        texts = ((name, _read_text(root / name, strict=True)) for name in names)
+        root, names = _root_and_names(source, key)
+        texts = ((name, _read_text(root / name, strict=True, key=key)) for name in names)
     documents = [Document(name, text) for name, text in texts if text]
     if not documents:
-        raise UserError(f"data.source: empty, got {source}; a text file or a folder of text files with text in them")
+        raise UserError(f"{key}: empty, got {source}; a text file or a folder of text files with text in them")
     return documents
 
 
@@ -96,17 +96,17 @@ def _stdlib_names(root: Path) -> list[str]:
     return [name for name in walk(root, STDLIB_LEFT_OUT) if name.endswith(".py")]
 
 
-def _root_and_names(source: str) -> tuple[Path, list[str]]:
+def _root_and_names(source: str, key: str) -> tuple[Path, list[str]]:
     """The folder and the files in it that a path stands for."""
     path = Path(source).expanduser()
     if path.is_file():
         return path.parent, [path.name]
     if not path.is_dir():
         problem = "neither a file nor a folder" if path.exists() else "does not exist"
-        raise UserError(f"data.source: {problem}, got {source}; {STDLIB}, a text file or a folder of text files")
-    names = walk(path)
+        raise UserError(f"{key}: {problem}, got {source}; {STDLIB}, a text file or a folder of text files")
+    names = walk(path, key=key)
     if not names:
-        raise UserError(f"data.source: no files in the folder, got {source}; a folder of text files (not hidden ones)")
+        raise UserError(f"{key}: no files in the folder, got {source}; a folder of text files (not hidden ones)")
     return path, names
 
 
@@ -122,16 +122,16 @@ def walk(root: Path, left_out: frozenset[str] = frozenset(), key: str = "data.so
     return sorted(names())
 
 
-def _read_text(path: Path, strict: bool) -> str:
+def _read_text(path: Path, strict: bool, key: str = "data.source") -> str:
     """The text exactly as it is stored; not strict: nothing ("") where it is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         if not strict:
             return ""
-        raise UserError(f"data.source: not UTF-8 at byte {error.start}, got {path}; UTF-8 text") from error
+        raise UserError(f"{key}: not UTF-8 at byte {error.start}, got {path}; UTF-8 text") from error
     except OSError as error:
-        unreadable(error)
+        unreadable(error, key)
 
 
 def unreadable(error: OSError, key: str = "data.source") -> NoReturn:

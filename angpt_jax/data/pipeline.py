@@ -10,8 +10,9 @@ from absl import flags
 
 from angpt_jax.data.packing import PackedRows, Windows, filled
 from angpt_jax.data.shards import TokenStream
+from angpt_jax.data.text_cache import Fingerprint
 from angpt_jax.data.tokenizer import Tokenizer
-from angpt_jax.data.tokens import Fingerprint, TokenData, Weighted
+from angpt_jax.data.tokens import TokenData, Weighted
 from angpt_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -111,7 +112,7 @@ def pipeline_fingerprint(tokens: TokenData, order: Order) -> Fingerprint:
 
 
 def check_length(tokens: TokenData, context: int) -> None:
-    """Raises a UserError unless every stream holds at least one full window."""
+    """Raises a UserError unless every stream holds at least one full window, and text that it can be judged by."""
     streams = {f"training data of {part.name}": part.stream for part in tokens.train}
     streams |= {f"validation set {name}": stream for name, stream in tokens.validation.items()}
     problems = [
@@ -120,17 +121,32 @@ def check_length(tokens: TokenData, context: int) -> None:
         for name, stream in streams.items()
         if stream.count <= context
     ]
+    problems += [
+        _no_text(f"validation set {name}", stream, stream.count - 1)
+        for name, stream in tokens.validation.items()
+        if stream.count > context and not stream.text_bytes
+    ]
     if problems:
         raise UserError(*problems)
 
 
-def validation_windows(validation: TokenStream, tokenizer: Tokenizer, context: int, max_tokens: int) -> ValidationSet:
-    """The first max_tokens targets of the validation stream, or all of them, as windows that share no target."""
-    targets = min(max_tokens, validation.count - 1)
+def _no_text(key: str, stream: TokenStream, targets: int) -> str:
+    return f"{key}: holds no text in its first {targets:,} tokens, got {stream.folder}; text to evaluate on"
+
+
+def validation_windows(
+    validation: TokenStream, tokenizer: Tokenizer, context: int, max_tokens: int | None, key: str = "validation set"
+) -> ValidationSet:
+    """The first max_tokens targets of the validation stream, or all of them, as windows that share no target; a
+    UserError under `key` if they stand for no text."""
+    targets = validation.count - 1 if max_tokens is None else min(max_tokens, validation.count - 1)
     ids = validation.open().read(0, targets + 1)
+    text_bytes = int(tokenizer.byte_lengths[ids[1:]].sum())
+    if not text_bytes:
+        raise UserError(_no_text(key, validation, targets))
     rows = [
         filled([ids[start : start + context + 1]], context, tokenizer.end_of_document)
         for start in range(0, targets, context)
     ]
     tokens, segments, weights = (np.stack([row[name] for row in rows]) for name in ("tokens", "segments", "weights"))
-    return ValidationSet(tokens, segments, weights, int(tokenizer.byte_lengths[ids[1:]].sum()))
+    return ValidationSet(tokens, segments, weights, text_bytes)

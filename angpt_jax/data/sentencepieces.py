@@ -29,6 +29,7 @@ class SentencePieceTokenizer(FileTokenizer):
         end = self._processor.eos_id()
         if end < 0:
             raise ValueError("no token that ends a document (</s>)")
+        self.end_piece, self.unknown_piece = map(self._processor.id_to_piece, (end, self._processor.unk_id()))
         ids = range(self._processor.get_piece_size())
         fingerprint = hashlib.sha256(self._model).hexdigest()
         Tokenizer.__init__(self, [_bytes_of(self._processor, i) for i in ids], end, fingerprint)

@@ -32,6 +32,8 @@ class Tokenizer(ABC):
         fingerprint: equal for two tokenizers only if they give the same ids
     """
 
+    json: str  # the content of a file that `tokenizer_files.load_tokenizer` makes the same tokenizer of
+
     def __init__(self, pieces: Sequence[bytes], end_of_document: int, fingerprint: str):
         self.size = len(pieces)
         self.end_of_document = end_of_document
@@ -48,6 +50,10 @@ class Tokenizer(ABC):
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, without special ones, even where a text spells a special token out."""
 
+    def document(self, text: str) -> list[int]:
+        """The ids of a document that begins with `text`."""
+        return [self.end_of_document, *self.encode([text])[0].tolist()]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special ids are dropped, bytes that are no UTF-8 and unknown ids become U+FFFD."""
         pieces = (self._pieces[i] if i < self.size else b"\xff" for i in ids)
@@ -56,6 +62,8 @@ class Tokenizer(ABC):
 
 class ByteTokenizer(Tokenizer):
     """Ids are the bytes of the UTF-8 text; the id behind them ends a document."""
+
+    json = json.dumps({"tokenizer": "bytes"})
 
     def __init__(self):
         super().__init__([*(bytes([byte]) for byte in range(256)), b""], 256, "bytes")
@@ -114,7 +122,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> FileTokenizer:
         vocab_size=vocab,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(_BYTE_OF),
+        initial_alphabet=sorted(BYTE_ALPHABET),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
@@ -128,9 +136,9 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()
 _NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})  # GPT-NeoX has no ids for these
-_NEEDED_PIECES = frozenset(character for character, byte in _BYTE_OF.items() if byte not in _NEVER_IN_UTF8)
+_NEEDED_PIECES = frozenset(character for character, byte in BYTE_ALPHABET.items() if byte not in _NEVER_IN_UTF8)
 
 
 def _parse(text: str) -> tokenizers.Tokenizer:
@@ -146,8 +154,8 @@ def _pieces_by_id(backend: tokenizers.Tokenizer, ids: dict[str, int], end_of_doc
     for name, i in ids.items():
         if i in added:  # matched in the text before the byte alphabet comes in
             pieces[i] = b"" if added[i].special else name.encode()
-        elif i != end_of_document and all(character in _BYTE_OF for character in name):
-            pieces[i] = bytes(_BYTE_OF[character] for character in name)
+        elif i != end_of_document and all(character in BYTE_ALPHABET for character in name):
+            pieces[i] = bytes(BYTE_ALPHABET[character] for character in name)
     return pieces
 
 

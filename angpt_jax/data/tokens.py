@@ -1,35 +1,19 @@
 """The tokens of a run: prepared folders as they are, or text that is tokenized once and found again by its content."""
 
 import hashlib
-import json
 import os
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from angpt_jax.config import DataConfig
-from angpt_jax.data.corpus import Document, content_hash, read_documents, split_documents, unreadable
-from angpt_jax.data.prepared import (
-    MANIFEST,
-    SPLITS,
-    TOKENIZER,
-    Manifest,
-    Prepared,
-    is_prepared,
-    open_prepared,
-    write_manifest,
-)
-from angpt_jax.data.shards import Shard, ShardWriter, TokenStream
-from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
+from angpt_jax.data import text_cache
+from angpt_jax.data.corpus import read_documents, split_documents, unreadable
+from angpt_jax.data.prepared import SPLITS, Prepared, is_prepared, open_prepared
+from angpt_jax.data.shards import TokenStream
+from angpt_jax.data.text_cache import Fingerprint, Text
+from angpt_jax.data.tokenizer import MIN_BPE_VOCAB, ByteTokenizer, Tokenizer
 from angpt_jax.data.tokenizer_files import load_tokenizer
-from angpt_jax.errors import StorageError, UserError
-
-Fingerprint = dict[str, str | int | float]
-
-_FORMAT_VERSION = 2  # raise it when the same text would give other token files
-_DOCUMENTS_AT_ONCE = 256
+from angpt_jax.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -63,19 +47,17 @@ def load_tokens(data: DataConfig, vocab: int) -> TokenData:
     sources = data.mixture or {data.source: 1.0}
     key = "data.mixture" if data.mixture else "data.source"
     trained_on = {source: _open(source, data, vocab, key) for source in sources}
-    judged_on = {
-        name: _open(source, data, vocab, "data.validation_sets") for name, source in data.validation_sets.items()
-    }
-    main, *others = trained_on
+    others = {name: _open(source, data, vocab, "data.validation_sets") for name, source in data.validation_sets.items()}
+    main, *rest = trained_on
     tokenizer = trained_on[main].tokenizer
-    for name, prepared in (trained_on | judged_on).items():
+    for name, prepared in (trained_on | others).items():
         if prepared.tokenizer.fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{key}: all data need one tokenizer, got {name} of tokenizer {prepared.tokenizer.fingerprint[:12]} "
                 f"beside {main} of {tokenizer.fingerprint[:12]}; prepare them with the same one"
             )
-    named = [("validation", trained_on[main]), *((Path(source).name, trained_on[source]) for source in others)]
-    named += judged_on.items()
+    named = [("validation", trained_on[main]), *((Path(source).name, trained_on[source]) for source in rest)]
+    named += others.items()
     validation = {name: prepared.stream("validation") for name, prepared in named}
     if len(validation) < len(named):
         names = [name for name, _ in named]
@@ -90,6 +72,21 @@ def load_tokens(data: DataConfig, vocab: int) -> TokenData:
         validation,
         _fingerprint(trained_on, sources),
     )
+
+
+def judged_on(source: str, tokenizer: Tokenizer, cache_dir: str | None, key: str) -> TokenStream:
+    """What a model with this tokenizer is evaluated on: the held-out documents of a folder that `prepare` made, or all
+    of the text of another source. `key` is what an error blames."""
+    folder = Path(source).expanduser()
+    if not _is_prepared(folder, key):
+        return text_cache.whole(source, tokenizer, cache_dir, key).stream("validation")
+    prepared = open_prepared(folder, key)
+    if prepared.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"{key}: must be of the run's tokenizer ({tokenizer.fingerprint[:12]}), got {source} of "
+            f"{prepared.tokenizer.fingerprint[:12]}; prepare the text with the tokenizer.json of the run"
+        )
+    return prepared.stream("validation")
 
 
 def _fingerprint(trained_on: dict[str, Prepared], weights: dict[str, float]) -> Fingerprint:
@@ -147,30 +144,15 @@ def _check_tokenizer(prepared: Prepared, name: str | None, source: str) -> None:
 
 
 def _tokenized(source: str, data: DataConfig, vocab: int) -> Prepared:
-    """The text of `source` as prepared tokens of the cache: there and whole, or else tokenized now.
-
-    The cache is found by the content of the text and by the tokenizer, so it never goes stale, and processes that
-    build the same one at the same time all end with good files.
-    """
-    documents = read_documents(source)
-    name = data.tokenizer or "bytes"
-    tokenizer = _given_tokenizer(name, vocab)
-    origin: Fingerprint = {
-        "format": _FORMAT_VERSION,
-        "name": os.path.basename(os.path.abspath(source)),
-        "text": content_hash(documents),
-        "validation_fraction": data.validation_fraction,
-    }
-    made_by = tokenizer.fingerprint if tokenizer else f"bpe {vocab}"
-    key = hashlib.sha256(json.dumps([origin, made_by]).encode()).hexdigest()[:32]
-    folder = cache_root(data.cache_dir) / "tokens" / key
-    cached = _cached(folder, origin)
-    if cached is None:
-        _build(folder, documents, data, vocab, tokenizer, origin)
-        cached = _cached(folder, origin)
-    if cached is None:
-        raise StorageError(f"data.cache_dir: token files changed while they were read, got {folder}; try again")
-    return cached
+    """The text of `source` as prepared tokens of the cache, split in two."""
+    name, fraction = data.tokenizer or "bytes", data.validation_fraction
+    text = Text(
+        source,
+        read_documents(source),
+        {"validation_fraction": fraction},
+        lambda documents: dict(zip(SPLITS, split_documents(documents, fraction), strict=True)),
+    )
+    return text_cache.tokenized(text, name, _given_tokenizer(name, vocab), vocab, data.cache_dir)
 
 
 def _given_tokenizer(name: str, vocab: int) -> Tokenizer | None:
@@ -182,77 +164,3 @@ def _given_tokenizer(name: str, vocab: int) -> Tokenizer | None:
         needed = tokenizer.size
     _check_vocab(vocab, name, needed, needed)
     return tokenizer
-
-
-def cache_root(cache_dir: str | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "angpt_jax"
-
-
-def _cached(folder: Path, origin: Fingerprint) -> Prepared | None:
-    """What the folder holds, or None if anything differs from what its manifest promises."""
-    try:
-        prepared = open_prepared(folder, "data.cache_dir", check_all=True)
-    except UserError:
-        return None
-    return prepared if prepared.manifest.source == origin else None
-
-
-def _build(
-    folder: Path,
-    documents: list[Document],
-    data: DataConfig,
-    vocab: int,
-    tokenizer: Tokenizer | None,
-    origin: Fingerprint,
-) -> None:
-    """Tokenizes into a temporary folder beside `folder` and moves the finished files into place."""
-    splits = dict(zip(SPLITS, split_documents(documents, data.validation_fraction), strict=True))
-    megabytes = sum(len(document.text) for document in documents) / 1e6
-    name = data.tokenizer or "bytes"
-    print(
-        f"tokenizing {len(documents):,} documents ({megabytes:.1f} M characters) of {data.source} "
-        f"with {name}; kept in {folder}",
-        file=sys.stderr,
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
-            building = Path(temporary)
-            kind = name if name in ("bytes", "bpe") else "file"
-            tokenizer = tokenizer or train_bpe((document.text for document in splits["train"]), vocab)
-            if isinstance(tokenizer, FileTokenizer):
-                (building / TOKENIZER).write_text(tokenizer.json, "utf-8")
-            shards = {
-                split: (_write_shard(building / f"{split}.bin", of_split, tokenizer, name),)
-                for split, of_split in splits.items()
-            }
-            write_manifest(building, Manifest.of("memmap", tokenizer, kind, origin, shards))
-            for path in sorted(building.iterdir(), key=lambda path: path.name == MANIFEST):
-                path.replace(folder / path.name)  # the manifest last: it says that the others are there
-    except OSError as error:
-        raise StorageError(
-            f"data.cache_dir: can't be written ({error.strerror}), got {folder.parent.parent}; "
-            "a folder that this user may write, on a disk with room"
-        ) from error
-
-
-def _write_shard(path: Path, documents: Sequence[Document], tokenizer: Tokenizer, name: str) -> Shard:
-    """Writes the ids of the documents, and checks that they stand for exactly the bytes of the text."""
-    writer = ShardWriter(path, "memmap", tokenizer.dtype, tokenizer.end_of_document)
-    try:
-        for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
-            group = documents[start : start + _DOCUMENTS_AT_ONCE]
-            for document, ids in zip(group, tokenizer.encode([document.text for document in group]), strict=True):
-                text_bytes = len(document.text.encode())
-                if tokenizer.byte_lengths[ids].sum() != text_bytes:
-                    raise UserError(
-                        f"data.tokenizer: does not give back the text of {document.name}, got {name}; "
-                        "a byte-level tokenizer that keeps every character"
-                    )
-                writer.add(ids, text_bytes)
-        return writer.close()
-    finally:
-        writer.discard()

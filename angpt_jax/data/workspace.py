@@ -22,7 +22,7 @@ from typing import Any
 from angpt_jax import json_text, links
 from angpt_jax.data.prepared import CHECKED, TOKENIZER, Manifest, Prepared, damage, open_prepared, write_manifest
 from angpt_jax.data.shards import Shard
-from angpt_jax.data.tokenizer import FileTokenizer
+from angpt_jax.data.tokenizer import Tokenizer
 from angpt_jax.data.tokenizer_files import load_tokenizer
 from angpt_jax.data.work import Done
 from angpt_jax.errors import StorageError, UserError
@@ -108,7 +108,7 @@ class Workspace:
                 "a disk with room; what is finished stays, run again"
             ) from error
 
-    def tokenizer(self) -> FileTokenizer | None:
+    def tokenizer(self) -> Tokenizer | None:
         """The one that was trained here, if that is finished."""
         finished = self._plan(self.folder)
         if (self.unfinished / TOKENIZER).is_file():
@@ -121,10 +121,10 @@ class Workspace:
             return None
         return found if found.fingerprint == finished["tokenizer"] else None
 
-    def save_tokenizer(self, tokenizer: FileTokenizer) -> None:
+    def save_tokenizer(self, tokenizer: Tokenizer) -> None:
         write_whole(self.unfinished / TOKENIZER, tokenizer.json)
 
-    def finish(self, manifest: Manifest, tokenizer: FileTokenizer | None) -> None:
+    def finish(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
         """Gives everything its final name; a kill in between is mended by the next run."""
         for shard in self._shards():
             if (self.unfinished / shard.file).exists():

@@ -1,6 +1,9 @@
-"""Parts for the place `residual`: how a branch x joins the stream h, in float32. `layer` counts from 1."""
+"""Parts for the place `residual`: how a branch x joins the stream h, in float32. `layer` counts from 1.
 
-from typing import Literal
+`linear`: the join is keep ⊙ h + take ⊙ x, whatever h and x are.
+"""
+
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -16,6 +19,8 @@ from angpt_jax.parts.norms import LayerNorm, RMSNorm
 class Add(nn.Module):
     """h + x."""
 
+    linear: ClassVar[bool] = True
+
     @nn.compact
     def __call__(self, h_BLD: Array, x_BLD: Array, layer: Array) -> Array:
         return h_BLD + x_BLD
@@ -24,6 +29,7 @@ class Add(nn.Module):
 class NormedAdd(nn.Module):
     """Norm(c · h + x): c = 1 is Post-LN (arXiv 1706.03762), c = (2N)^¼ DeepNorm (arXiv 2203.00555)."""
 
+    linear: ClassVar[bool] = False
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     stream_scale: float = 1.0
 
@@ -40,6 +46,7 @@ class Geodesic(nn.Module):
     (GeoNorm, arXiv 2601.22095).
     """
 
+    linear: ClassVar[bool] = False
     rate: float = 1.0
     decay_power: float = 0.5
     epsilon: float = 1e-12
@@ -57,6 +64,7 @@ class Geodesic(nn.Module):
 class Lerp(nn.Module):
     """h + α ⊙ (x − h): the join that ν(α) repairs. α of length D or one a layer, |s| or s itself."""
 
+    linear: ClassVar[bool] = True
     alpha_init: float
     alpha_stored: float
     alpha_per: Literal["channel", "layer"] = "channel"
@@ -93,6 +101,7 @@ class ApproximateLerp(Lerp):
 class ExactLerp(Lerp):
     """Norm(h + α ⊙ (x − h)) (nGPT, arXiv 2410.01131, eq. 10–11, where x is a unit vector: `branch_norm`)."""
 
+    linear: ClassVar[bool] = False
     epsilon: float = 1e-12
 
     @nn.compact
