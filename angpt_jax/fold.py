@@ -17,13 +17,12 @@ from jax import Array
 
 from angpt_jax.arch import NOTHING, Arch, Constraint, Sizes
 from angpt_jax.nu import Nu
-from angpt_jax.part import Part, Sublayer, part
+from angpt_jax.part import Part, part
 from angpt_jax.parts.gate import GatedActivation
 from angpt_jax.parts.head import PlainLogits
 from angpt_jax.parts.qk import Rotary
 from angpt_jax.parts.residual import Add
-
-SUBLAYERS: tuple[Sublayer, ...] = ("attention", "mlp")
+from angpt_jax.places import SUBLAYERS
 
 
 def obstacles(arch: Arch, tied_embeddings: bool) -> Iterator[str]:

@@ -10,12 +10,12 @@ from typing import Any
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.errors import UserError
 from angpt_jax.nu import ACTIVATIONS, Nu, approximate_nu
-from angpt_jax.part import Part, Split, part, setting_types
+from angpt_jax.part import Part, Split, Sublayer, part, setting_types
 from angpt_jax.parts import PARTS
 
 # Not the optimizer: what it recommends is overridden by the fields of `optim`.
 OVERRIDABLE = [f.name for f in fields(Arch) if f.name not in ("name", "optimizer")]
-SUBLAYERS = ("attention", "mlp")
+SUBLAYERS: tuple[Sublayer, ...] = ("attention", "mlp")
 SPLITTABLE = ("input_norm", "branch_norm", "residual")
 NUMBERS: dict[str, Callable[[Sizes], float]] = {  # what can stand for a number: it follows the sizes
     "1/layers": lambda sizes: 1 / sizes.layers,

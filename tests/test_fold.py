@@ -21,7 +21,7 @@ from angpt_jax.model import Decoder
 from angpt_jax.nu import Nu
 from angpt_jax.part import part
 from angpt_jax.parts.residual import Add
-from angpt_jax.places import override
+from angpt_jax.places import SUBLAYERS, override
 
 FOLDABLE: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -95,7 +95,7 @@ def in_numpy(params: Any, arch: Arch) -> dict[str, Any]:
     def layer(number: int) -> dict[str, Any]:
         of_layer = jax.tree.map(lambda w: w[number], params["layers"])
         matrices = {role: w.T for role, w in (of_layer["attention"] | of_layer["mlp"]).items()}
-        for sublayer in fold.SUBLAYERS:
+        for sublayer in SUBLAYERS:
             settings = arch.residual.at(sublayer)
             alpha = of_layer[f"{sublayer}_residual"]["alpha"] * (settings["alpha_init"] / settings["alpha_stored"])
             matrices[f"{sublayer}_residual"] = {"alpha": np.abs(alpha)}

@@ -74,7 +74,7 @@ def of_run(trained: Trained) -> Exported:
         model=replace(model, vocab=tokenizer.size),
         params=None,
         step=trained.step,
-        folded=trained.model.arch != experiment.architecture(config.model)[0],
+        folded=trained.is_folded,
         attend_across_documents=config.data.attend_across_documents,
         trained_vocab=config.model.vocab,
         end_of_document=tokenizer.end_of_document,
