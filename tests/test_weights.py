@@ -66,7 +66,7 @@ def test_it_has_the_layout_of_a_run_and_holds_parameters_alone(source_run: Path,
         assert (saved / name).read_text() == (source_run / name).read_text()
     assert json.loads((saved / "weights.json").read_text()) == {"folded": False}
     assert [path.name for path in (saved / "checkpoints").iterdir()] == ["6"]
-    leaves = restore._manifest(saved / "checkpoints/6")["leaves"]  # bytes on disk differ from save to save
+    leaves = restore._manifest(saved / "checkpoints/6", "run.dir")["leaves"]  # bytes on disk differ from save to save
     assert {path.split("/")[0] for path, _, _ in leaves} == {"params"}
 
 
