@@ -16,7 +16,7 @@ LEVELS = [
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
-    "rules ahead.topologies",
+    "rules rows ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
     "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
@@ -24,7 +24,7 @@ LEVELS = [
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain init_from trained weights harness ahead.step ahead.report ahead.table "
+    "job pretrain init_from trials trained weights harness ahead.step ahead.report ahead.table "
     "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
     "train sample evaluate export prepare report compile nu.__main__",
 ]
