@@ -87,6 +87,8 @@ class OptimConfig:
         beta1: decay of Adam's first moment
         beta2: decay of Adam's second moment
         epsilon: Adam's epsilon
+        lr_factors: what the learning rate of single weights is multiplied with, by their role (embedding, query, key,
+            value, attention_out, up, gate, down, head, alpha, logit_scale, …), e.g. {down: 0.25}; 0 freezes them
         micro_batches: parts of a batch that are computed one after the other, their gradients added up
         moments_dtype: dtype in which Adam's moments are kept between steps; bfloat16 halves their memory
         max_bad_steps: steps in a row whose loss or gradient is not finite after which the run ends with exit code 3;
@@ -105,6 +107,7 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    lr_factors: dict[str, float] = field(default_factory=dict)
     micro_batches: int = 1
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     max_bad_steps: int = 10

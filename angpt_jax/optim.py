@@ -1,8 +1,8 @@
-"""The Optax chain: (clip) → Adam → (decay) → learning rate → constraint. The constraint is the last link, so that
-`params + update` lies in the set that the architecture asks for."""
+"""The Optax chain: (clip) → Adam → (decay) → learning rate (by role) → constraint. The constraint is the last link, so
+that `params + update` lies in the set that the architecture asks for."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from jax import Array
 from angpt_jax.arch import Constraint, Recommended
 from angpt_jax.axes import LAYERS, Along, Axes
 from angpt_jax.config import OptimConfig, phase_steps
+from angpt_jax.errors import UserError
+from angpt_jax.places import nearest
 
 
 def with_recommendations(optim: OptimConfig, recommended: Recommended) -> OptimConfig:
@@ -54,11 +56,33 @@ def build(
     if optim.weight_decay:
         links.append(optax.add_decayed_weights(optim.weight_decay, mask=jax.tree.map(lambda a: a.is_matrix, axes)))
     links.append(optax.scale_by_learning_rate(schedule))
+    if optim.lr_factors:
+        links.append(scale_by_role(optim.lr_factors, axes))
     if constraint.norm == "at_most_one":
         links.append(project_rows_to_unit_ball(axes, constraint.along))
     elif constraint.norm == "one":
         links.append(normalize_rows_to_unit_sphere(axes, constraint.along))
     return optax.chain(*links)
+
+
+def scale_by_role(factors: Mapping[str, float], axes: Any) -> optax.GradientTransformation:
+    """Multiplies the update of each weight by the factor of its role; 1 where `factors` has none.
+
+    Adam moves every entry by about the learning rate, so that a row of fan-in n turns by lr · √n: {down: D/F} makes
+    all rows of a decoder turn alike (the Adam rule of µP, arXiv 2203.03466, table 3).
+    """
+    roles = sorted({axis.role for axis in jax.tree.leaves(axes)})
+    unknown = [role for role in factors if role not in roles]
+    if unknown:
+        rule = "is the role of no weight here"
+        raise UserError(
+            *(f"optim.lr_factors.{role}: {rule}, got {factors[role]}; {nearest(role, roles)}" for role in unknown)
+        )
+
+    def scaled(updates: Any, params: Any | None = None) -> Any:
+        return jax.tree.map(lambda axis, update: update * factors.get(axis.role, 1.0), axes, updates)
+
+    return optax.stateless(scaled)
 
 
 def kept_as(dtype: str, inner: optax.GradientTransformation) -> optax.GradientTransformation:

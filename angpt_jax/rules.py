@@ -80,6 +80,9 @@ def _floats(config: Config) -> Iterator[str]:
     for source, weight in config.data.mixture.items():
         if not 0 < weight < most:
             yield f"data.mixture.{source}: must be a finite number > 0, got {weight}"
+    for role, factor in optim.lr_factors.items():
+        if not 0 <= factor < most:
+            yield f"optim.lr_factors.{role}: must be a finite number >= 0, got {factor}"
     for path, value in flatten(config.model.places, ("model", "places")):
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{'.'.join(path)}: must be a finite number, got {value}"

@@ -1,6 +1,7 @@
 """The constraints keep the vectors that the papers name inside their sets, and touch nothing else."""
 
 import doctest
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from angpt_jax.arch import Constraint
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import Axes
 from angpt_jax.config import OptimConfig
+from angpt_jax.errors import UserError
 from angpt_jax.places import override
 from angpt_jax.step import first_state, make_train_step
 
@@ -284,6 +286,20 @@ def test_gradients_are_clipped_before_adam_sees_them(clip_norm, expected):
     norm = optax.tree.norm(GRADIENTS) if expected == 1.0 else 1.0
     moment = optax.tree.norm(optax.tree.get(state, "mu"))
     np.testing.assert_allclose(moment, (1 - 0.9) * expected * norm, rtol=1e-6)
+
+
+def test_a_factor_reaches_the_weights_of_its_role_alone():
+    plain, _ = first_update(config(weight_decay=0.1), GRADIENTS)
+    updates, _ = first_update(replace(config(weight_decay=0.1), lr_factors={"up": 0.25}), GRADIENTS)
+    np.testing.assert_allclose(updates["w"], 0.25 * plain["w"], rtol=1e-6)
+    np.testing.assert_array_equal(updates["s"], plain["s"])
+
+
+def test_a_factor_of_no_role_is_refused_with_the_nearest_one():
+    with pytest.raises(UserError) as caught:
+        optim.build(replace(config(), lr_factors={"ups": 2.0}), optax.constant_schedule(0.01), Constraint(), AXES)
+    line = "optim.lr_factors.ups: is the role of no weight here, got 2.0; did you mean up?"
+    assert caught.value.problems == (line,)
 
 
 def test_the_constraint_comes_last():

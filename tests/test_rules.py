@@ -57,6 +57,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"optim.beta1": -0.1}, ["optim.beta1: must be >= 0 and < 1, got -0.1"]),
     ({"optim.beta2": 1.0}, ["optim.beta2: must be >= 0 and < 1, got 1.0"]),
     ({"optim.epsilon": 0.0}, ["optim.epsilon: must be a finite number > 0, got 0.0"]),
+    ({"optim.lr_factors": {"up": -1.0}}, ["optim.lr_factors.up: must be a finite number >= 0, got -1.0"]),
     ({"optim.weight_decay": -1.0}, ["optim.weight_decay: must be a finite number >= 0, got -1.0"]),
     ({"optim.clip_norm": 0.0}, ["optim.clip_norm: must be a finite number > 0, or none, got 0.0"]),
     ({"optim.clip_norm": -1.0}, ["optim.clip_norm: must be a finite number > 0, or none, got -1.0"]),
