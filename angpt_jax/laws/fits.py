@@ -13,9 +13,9 @@ from angpt_jax.laws.loss import FIVE, LossLaw
 from angpt_jax.laws.optima import LEAST, Curve, Kind, Optima
 from angpt_jax.laws.points import Point, column, labels, of_size_and_length, tuned
 
-ISOFLOP = Kind("isoflop", "FLOPs", "parameters", False, "budgets of equal FLOPs")
-BATCH = Kind("batch", "parameter counts", "batch_tokens", True, "batch sizes, all else equal,")
-LR = Kind("lr", "parameter counts", "peak_lr", True, "peak learning rates, all else equal,")
+ISOFLOP = Kind("isoflop", "parameter counts of equal FLOPs", "budgets", local=False)
+BATCH = Kind("batch", "batch sizes, all else equal,", "parameter counts", local=True)
+LR = Kind("lr", "peak learning rates, all else equal,", "parameter counts", local=True)
 RESAMPLED_LAW, RESAMPLED_OPTIMA = 5, 2  # what a resample needs at least: as many points as the law has unknowns
 
 
@@ -81,7 +81,7 @@ def of_loss(points: Sequence[Point], settings: Settings) -> Fitted:
     notes += [f"{name} ended at the edge of what is searched: the runs do not determine it" for name in fit.on_the_edge]
 
     def estimate(sample: Sequence[Point]) -> dict[str, float]:
-        return _of_law(_loss_law(sample, points=RESAMPLED_LAW, descents=3))
+        return _of_law(_loss_law(sample, points=RESAMPLED_LAW, descents=2))
 
     intervals, resamples = bootstrap.intervals(
         runs, bootstrap.runs, estimate, settings.resamples, settings.confidence, settings.seed

@@ -21,17 +21,15 @@ class Kind:
 
     Args:
         name: of the fit
-        at: what the optimum depends on
-        x: what it is an optimum of
+        over: what the runs of a curve differ in
+        at: what they share, and the optimum depends on
         local: the parabola goes through the lowest point and its two neighbours, not through all points
-        curves: what a curve is, for a message
     """
 
     name: str
+    over: str
     at: str
-    x: str
     local: bool
-    curves: str
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def fit(kind: Kind, curves: Sequence[Curve], least: int = LEAST) -> Optima:
             left_out.append(f"{curve.name}: {reason}")
     count = len({optimum.at for optimum in optima})
     if count < least:
-        seen = f"; not used: {'; '.join(left_out)}" if left_out else ""
-        raise UserError(f"{kind.name}: needs {kind.curves} with a minimum at {least} {kind.at} at least, got {count}{seen}")
+        seen = f"; not used: {'; '.join(left_out)}" if left_out else ", as no runs differ in that alone"
+        raise UserError(f"{kind.name}: needs minima over {kind.over} at {least} {kind.at} at least, got {count}{seen}")
     law = power_law([optimum.at for optimum in optima], [optimum.x for optimum in optima])
     return Optima(kind, law, tuple(used), tuple(optima), tuple(left_out))

@@ -21,7 +21,6 @@ class Point:
         loss: validation loss at its end, nats per token
         batch_tokens: tokens of an optimizer step
         peak_lr: highest learning rate of its schedule
-        seed: of its initial weights
         others: the other settings of its optimizer, as text that can be compared
     """
 
@@ -32,7 +31,6 @@ class Point:
     loss: float
     batch_tokens: float
     peak_lr: float
-    seed: int = 0
     others: str = ""
 
 
