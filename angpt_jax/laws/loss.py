@@ -16,6 +16,7 @@ VALUES = 3  # parameter counts, and token counts: two would leave α or β free 
 POINTS = 7  # two more than the law has parameters, so that there is something left to judge it by
 TIED = 0.99  # correlation of log N and log D beyond which their two terms can't be told apart
 EXPONENTS = (0.05, 0.2, 0.4, 0.7, 1.2)  # starts of α and of β: all pairs of them
+DESCENTS = 9  # from the best of those 25 starts
 RANGE = (0.01, 3.0)  # of α and β
 PRECISION = {"maxiter": 500, "ftol": 1e-9}
 FIVE = ("E", "A", "B", "alpha", "beta")
@@ -75,7 +76,7 @@ def fit(
     tokens: np.ndarray,
     loss: np.ndarray,
     points: int = POINTS,
-    descents: int = len(EXPONENTS) ** 2,
+    descents: int = DESCENTS,
 ) -> LossLaw:
     """The law with the least Σ Huber(log L̂ − log L); a UserError says what is missing.
 

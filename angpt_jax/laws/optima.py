@@ -135,7 +135,8 @@ def fit(kind: Kind, curves: Sequence[Curve], least: int = LEAST) -> Optima:
             left_out.append(f"{curve.name}: {reason}")
     count = len({optimum.at for optimum in optima})
     if count < least:
-        seen = f"; not used: {'; '.join(left_out)}" if left_out else ", as no runs differ in that alone"
+        seen = "" if curves else ", as no runs differ in that alone"
+        seen += f"; not used: {'; '.join(left_out)}" if left_out else ""
         raise UserError(f"{kind.name}: needs minima over {kind.over} at {least} {kind.at} at least, got {count}{seen}")
     law = power_law([optimum.at for optimum in optima], [optimum.x for optimum in optima])
     return Optima(kind, law, tuple(used), tuple(optima), tuple(left_out))
