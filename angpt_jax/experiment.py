@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from angpt_jax import attention, flops, optim, sharding
+from angpt_jax import attention, flops, optim, sharding, training_flops
 from angpt_jax.arch import Arch, Sizes
 from angpt_jax.archs import RECIPES
 from angpt_jax.axes import axes_of
@@ -43,7 +43,8 @@ class Experiment:
     def flops_per_token(self, context: int) -> int:
         """Forward and backward."""
         weights = flops.product_weights(self.abstract.params, self.axes, self.model.tied_embeddings)
-        return flops.training_flops_per_token(weights, self.model.sizes, context)
+        sizes = self.model.sizes
+        return training_flops.per_token(weights, sizes.layers, sizes.width, context)
 
 
 def architecture(model: ModelConfig) -> tuple[Arch, Sizes]:

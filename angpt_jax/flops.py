@@ -5,7 +5,6 @@ from typing import Any
 import jax
 
 from angpt_jax import chips
-from angpt_jax.arch import Sizes
 
 
 def parameter_count(params: Any) -> int:
@@ -19,12 +18,6 @@ def product_weights(params: Any, axes: Any, tied_embeddings: bool) -> int:
         lambda w, axis: w.size if axis.is_matrix and (tied_embeddings or axis.role != "embedding") else 0, params, axes
     )
     return sum(jax.tree.leaves(sizes))
-
-
-def training_flops_per_token(weights: int, sizes: Sizes, context: int) -> int:
-    """Forward and backward: 6 per weight of a matrix product, and attention's two products over the whole L × L
-    square, 12·N·D·L (PaLM, arXiv 2204.02311, appendix B)."""
-    return 6 * weights + 12 * sizes.layers * sizes.width * context
 
 
 def utilization(tflops_per_device: float) -> float | None:

@@ -42,5 +42,17 @@ def of_output(key: str, path: str | None, new: bool = False) -> Iterator[str]:
         yield f"{key}: is there already, got {show(path)}; name a new file"
 
 
+def of_page(key: str, folder: str, page: str) -> Iterator[str]:
+    """What speaks against writing `page` and pictures to a folder: it may be new, empty, or hold an older page."""
+    path = Path(folder)
+    try:
+        if path.exists() and not path.is_dir():
+            yield f"{key}: is a file, got {show(folder)}; name a folder"
+        elif path.is_dir() and not (path / page).is_file() and any(path.iterdir()):
+            yield f"{key}: is a folder with other things (no {page}), got {show(folder)}; name a new or empty one"
+    except OSError as error:
+        yield f"{key}: can't be read ({error.strerror}), got {show(folder)}"
+
+
 def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogatepass")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from angpt_jax import cli
+from angpt_jax import cli, path_rules
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.plots import history
 from angpt_jax.plots.history import History, number
+from angpt_jax.plots.installed import need_matplotlib
 from angpt_jax.plots.page import Cell, Shown, page
 from angpt_jax.schema import show
 
@@ -40,13 +41,10 @@ class ReportConfig:
 def report(config: ReportConfig, name: str) -> int:
     """Writes the report and prints its path; returns the exit code."""
     runs, problems = read(config.runs)
-    cli.raise_problems([*problems, *check_out(config.out)])
-    try:
-        from angpt_jax.plots import look, pictures  # not before: Matplotlib is an extra, and takes a second to load
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise UserError("report: needs Matplotlib, which is not installed; pip install -e '.[plots]'") from None
+    cli.raise_problems([*problems, *path_rules.of_page("out", config.out, PAGE)])
+    need_matplotlib("report")
+    from angpt_jax.plots import look, pictures  # not before: Matplotlib takes a second to load
+
     path = Path(config.out) / PAGE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,19 +71,6 @@ def read(folders: Sequence[str]) -> tuple[list[History], list[str]]:
         except UserError as error:
             problems += error.problems
     return history.name_apart(runs), problems
-
-
-def check_out(out: str) -> list[str]:
-    """What speaks against writing there: only a new folder, an empty one, or an older report is written to."""
-    path = Path(out)
-    try:
-        if path.exists() and not path.is_dir():
-            return [f"out: is a file, got {show(out)}; name a folder"]
-        if path.is_dir() and not (path / PAGE).is_file() and any(path.iterdir()):
-            return [f"out: is a folder with other things (no {PAGE}), got {show(out)}; name a new or empty one"]
-    except OSError as error:
-        return [f"out: can't be read ({error.strerror}), got {show(out)}"]
-    return []
 
 
 def render(runs: Sequence[History], colours: Sequence[str], pictures: Sequence[Shown]) -> str:

@@ -102,9 +102,9 @@ def load(folder: str, place: int = 0) -> History:
             raise UserError(f"runs: {'is no folder' if path.exists() else 'no such folder'}, got {show(folder)}")
         if not (path / "config.yaml").exists():
             raise UserError(f"runs: holds no run (no config.yaml), got {show(folder)}; name run directories")
-        config = _config(path)
+        config = config_of(path)
         metrics, instruments = (_records(path / f"{name}.jsonl") for name in ("metrics", "instruments"))
-        run = History(folder, path.absolute().name or folder, place, config, _summary(path), metrics, instruments)
+        run = History(folder, path.absolute().name or folder, place, config, summary_of(path), metrics, instruments)
     except OSError as error:
         raise UserError(f"runs: can't be read ({error.strerror}), got {show(error.filename or folder)}") from None
     if not len(run.curve("loss")[0]) and not len(run.curve("val_loss")[0]):
@@ -112,7 +112,8 @@ def load(folder: str, place: int = 0) -> History:
     return run
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
+    """What config.yaml of the run holds."""
     try:
         return read_mapping(folder / "config.yaml")
     except UserError as error:
@@ -130,7 +131,8 @@ def _records(path: Path) -> list[Record]:
     return records
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What summary.json of the run holds; empty while there is none."""
     path = folder / "summary.json"
     try:
         found = json.loads(path.read_text("utf-8")) if path.exists() else {}

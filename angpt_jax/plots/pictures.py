@@ -171,6 +171,14 @@ PICTURES = (
 )
 
 
+def put(draw: Callable[[], Figure], path: Path, title: str, caption: str) -> Shown:
+    """Draws a figure in our style, writes it, and gives it to a page."""
+    with look.style():
+        figure = draw()
+        png = look.save(figure, path)
+    return Shown(path.stem, title, caption, png, round(figure.get_figwidth() * PIXELS))
+
+
 def draw(runs: list[History], folder: Path) -> list[Shown]:
     """Writes each picture that there is something for, and removes those of an earlier report that have nothing."""
     shown = []
@@ -181,9 +189,6 @@ def draw(runs: list[History], folder: Path) -> list[Shown]:
         path.unlink(missing_ok=True)
         if len(chosen) < (2 if picture.compares else 1):
             continue
-        with look.style():
-            figure = picture.draw(chosen)
-            png = look.save(figure, path)
         caption = picture.caption + (f" Not measured in {', '.join(missing)}." if missing else "")
-        shown.append(Shown(picture.name, picture.title, caption, png, round(figure.get_figwidth() * PIXELS)))
+        shown.append(put(partial(picture.draw, chosen), path, picture.title, caption))
     return shown
