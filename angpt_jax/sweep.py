@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from angpt_jax import cli, grids, path_rules, rows, slurm_array
+from angpt_jax import cli, grids, links, path_rules, rows, slurm_array
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.rows import Row
@@ -98,6 +98,8 @@ def check(config: SweepConfig, folder: Path) -> Sequence[str]:
         problems.append(f"dir: must not contain '..', got {show(config.dir)}; give the folder itself")
     if not problems and folder.exists() and not folder.is_dir():
         problems.append(f"dir: is a file, got {show(str(folder))}; name a folder")
+    if not problems and (leading_out := links.leading_out(folder)):
+        problems.append(f"dir: holds links that lead out of it ({', '.join(leading_out[:3])}), got {show(str(folder))}")
     if config.at_a_time < 1:
         problems.append(f"at_a_time: must be at least 1, got {config.at_a_time}")
     return problems

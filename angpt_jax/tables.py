@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 UNKNOWN = "–"
+WIDEST = 10_000
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
@@ -21,4 +22,5 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequ
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(highlight=False)
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    needed = console.measure(table, options=console.options.update(width=WIDEST)).maximum
+    console.print(table, width=max(console.width, needed), crop=False)

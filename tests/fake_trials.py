@@ -15,7 +15,7 @@ PROGRAM = """
 import json, os, pathlib, signal, sys, time
 folder, config = pathlib.Path(sys.argv[1]), sys.argv[2]
 folder.with_name(folder.name + ".cores").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
-does = folder.name.partition("-")[0]
+does = folder.name.partition("+")[0].partition("-")[0]
 print("begins", folder.name, flush=True)
 if does == "refuses":
     sys.exit("run.dir: is in use")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Outcome, make_workspace, run_here, run_process, tree
+from commands import Outcome, make_workspace, run_here, tree
 from fake_trials import replace_training
+from processes import environment
 
-from angpt_jax import cli, sweep
+from angpt_jax import cli, experiment, sweep
 from angpt_jax.stopping import SIGNALS
 from angpt_jax.sweep import SweepConfig
 
@@ -173,13 +174,19 @@ def test_a_bad_table_is_named_and_nothing_is_written(flags: str, lines: list[str
     assert (done.code, done.out, tree(folder)) == (2, "", before)
 
 
+def test_links_out_of_the_folder_are_refused(start: Start, folder: Path, tmp_path: Path):
+    (folder / "x").mkdir()
+    (folder / "x/seed=0.log").symlink_to(tmp_path / "mine")
+    said = "angpt_jax: error: dir: holds links that lead out of it (seed=0.log), got 'x'\n"
+    assert start("--grid.run.seed", "[0]", "--dir", "x") == Outcome(2, "", said)
+    assert not (tmp_path / "mine").exists()
+
+
 def test_a_directory_of_another_config_is_refused_before_anything_starts(start: Start, folder: Path):
     seeds = ("--grid.run.seed", "[0, 1]")
     other = folder / "runs/sweep/t/seed=1"
     other.mkdir(parents=True)
     table = cli.parse(SweepConfig, ["--config", "t.yaml", *seeds], command="sweep")
-    from angpt_jax import experiment
-
     config = experiment.resolved(sweep.expand(table)[0][1].config())[0]
     (other / "config.yaml").write_text(cli.to_yaml(config).replace("steps: 14", "steps: 15"))
     before = tree(folder)
@@ -319,10 +326,11 @@ def test_every_packaged_sweep_has_runs_that_can_be_read(path: Path):
     assert f"python -m angpt_jax.sweep --config {path.stem}\n" in path.read_text()
 
 
-def test_it_trains(folder: Path):
-    """The one real run; and what was trained is not trained again."""
-    (folder / "t.yaml").write_text("config: [tiny.yaml]\nvalues: {run.steps: 2}\ngrid: {run.seed: [5]}\n")
-    done = run_process(folder, "sweep", "--config", "t.yaml")
+def test_it_trains(start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The one real run, in a process on one device."""
+    for name, value in environment(1).items():
+        monkeypatch.setenv(name, value)
+    done = start("--values.run.steps", "2", "--grid.run.seed", "[5]")
     assert (done.code, done.err) == (0, ""), (folder / "runs/sweep/t/seed=5.log").read_text()
     (one,) = json.loads((folder / "runs/sweep/t/results.json").read_text())["runs"]
     assert (one["state"], one["steps"], one["values"]) == ("finished", 2, {"run.seed": 5})
