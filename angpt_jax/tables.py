@@ -23,4 +23,5 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequ
         table.add_row(*map(Text, row))
     console = Console(highlight=False)
     needed = console.measure(table, options=console.options.update(width=WIDEST)).maximum
-    console.print(table, width=max(console.width, needed), crop=False)
+    console.width = max(console.width, needed)
+    console.print(table, crop=False)
