@@ -155,6 +155,9 @@ def help_text(schema: type, command: str, default_config: str | None = None, wor
         group = groups.get(leaf.key.rpartition(".")[0], parser)
         state = "required" if leaf.default is MISSING else f"default: {show(leaf.default)}"
         text = f"{leaf.meaning} ({state})".replace("%", "%%")
+        if leaf.key == "config":  # --config names files; what stands under that key in one of them is another thing
+            parser.add_argument_group("config, in a file", text)
+            continue
         group.add_argument(f"--{leaf.key}", metavar=allowed(leaf.hint), help=text)
     return parser.format_help().rstrip()
 

@@ -13,7 +13,7 @@ from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.schema import show
-from angpt_jax.tables import print_table
+from angpt_jax.tables import UNKNOWN, print_table
 
 if TYPE_CHECKING:
     from angpt_jax.data.shards import TokenStream
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from angpt_jax.harness_run import Results, Tasks
     from angpt_jax.trained import Trained
 
-UNKNOWN = "–"
 MOST_ROWS = 8  # of a device, where nothing is said; logits of 8 windows of 2048 tokens and 50,304 entries have 3.3 GB
 
 
@@ -198,7 +197,7 @@ def _print_tasks(results: "Results") -> None:
         for task, found in results.items()
         for metric, number in found["metrics"].items()
     ]
-    print_table(("task", "metric", "value", "± error", "documents"), rows, texts=("metric",))
+    print_table(("task", "metric", "value", "± error", "documents"), rows, words=("metric",))
 
 
 def _figure(value: float | None) -> str:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from angpt_jax.errors import UserError
-from angpt_jax.schema import Leaf, allowed, checked, is_mapping, leaves, options, show
+from angpt_jax.schema import Leaf, allowed, checked, is_mapping, leaves, of_mapping, options, show
 from angpt_jax.yaml_files import load
 
 LISTED = 50  # errors that are shown; a file of another kind has thousands
@@ -81,16 +81,22 @@ class Form:
             raise UserError(f"{dotted(path)}: needs a value, got ''{origin}; expected {allowed(leaf.hint)}")
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise UserError(f"{dotted(path)}: is not UTF-8 text, got {show(value)}{origin}")
-        for name in reversed(rest):
-            value = {name: value}
+        key, hint = leaf.key, leaf.hint
+        if rest and of_mapping(hint) is not Any:  # nothing nests there: the names are one, which has dots
+            rest = (".".join(rest),)
+            key, hint = dotted(path), of_mapping(hint)
+        else:
+            for name in reversed(rest):
+                value = {name: value}
+            rest = ()
         try:
-            result = checked(leaf.hint, value)
+            result = checked(hint, value)
         except ValueError:
-            inexact = isinstance(value, float) and int in options(leaf.hint)
+            inexact = isinstance(value, float) and int in options(hint)
             advice = "; write whole numbers as 1000 or 1_000" if inexact else ""
-            raise UserError(f"{leaf.key}: expected {allowed(leaf.hint)}, got {show(value)}{origin}{advice}") from None
+            raise UserError(f"{key}: expected {allowed(hint)}, got {show(value)}{origin}{advice}") from None
         for tail, part in flatten(result):
-            _put(self._values, (leaf.key, *tail), part)
+            _put(self._values, (leaf.key, *rest, *tail), part)
 
     def _owner(self, path: KeyPath, origin: str = "") -> tuple[Leaf, KeyPath]:
         """The leaf that `path` names, and the names below it when the leaf is a mapping."""

@@ -15,10 +15,10 @@ from angpt_jax.plots.history import History, number
 from angpt_jax.plots.installed import need_matplotlib
 from angpt_jax.plots.page import Cell, Shown, page
 from angpt_jax.schema import show
+from angpt_jax.tables import UNKNOWN
 
 PAGE = "report.html"
 OFF = "only the loss can be shown. Train with --run.instrument_every_steps to see norms, α, updates and moments."
-UNKNOWN = "–"
 HEADER = (
     *("run", "architecture", "parameters", "steps", "tokens"),
     *("validation loss (nats per token)", "bits per byte", "median step time"),

@@ -5,7 +5,8 @@ rows, problems = read([{"name": "fast", "optim.peak_lr": 8e-3}, ...], configs=["
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,7 @@ def read(
     every row.
     """
     rows: dict[str, Row] = {}
-    shared, problems = _values(values, "values")
+    shared, problems = dotted(values, "values")
     for place, entry in enumerate(entries, 1):
         where = f"{key}[{place}]"
         if not isinstance(entry, dict):
@@ -63,8 +64,8 @@ def read(
             continue
         own = {str(name): value for name, value in entry.items()}
         name, started_from = own.pop("name", None), own.pop("config", list(configs))
-        found = [*_problems_of_name(name, where), *_problems_of_configs(started_from, where)]
-        changed, wrong = _values(own, where)
+        found = [*problems_of_name(name, where), *_problems_of_configs(started_from, where)]
+        changed, wrong = dotted(own, where)
         if isinstance(name, str) and name in rows:
             found.append(f"{where}: has the name of another row, got {show(name)}; names differ")
         problems += [*found, *wrong]
@@ -74,11 +75,22 @@ def read(
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """A readable name that follows from what a row changes: `peak_lr=0.004,beta2=0.99` with + between the parts."""
-    return "+".join(f"{key.rpartition('.')[2]}={_plain(value)}" for key, value in values.items()) or "base"
+    """A readable name that follows from what a row changes: `peak_lr=0.004+beta2=0.99`."""
+    return "+".join(f"{short}={_plain(values[key])}" for key, short in short_keys(values).items()) or "base"
 
 
-def _values(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """As much of the end of each key as tells it from the others, `peak_lr` of `optim.peak_lr`."""
+    parts = {key: key.split(".") for key in keys}
+
+    def ends(key: str) -> Iterator[str]:
+        return (".".join(parts[key][-length:]) for length in range(1, len(parts[key]) + 1))
+
+    taken = Counter(end for key in parts for end in ends(key))
+    return {key: next((end for end in ends(key) if taken[end] == 1), key) for key in parts}
+
+
+def dotted(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
     """Values by dotted key, and what is wrong with the keys."""
     flat = {".".join(path): value for path, value in flatten(dict(values)) if path}
     problems = [
@@ -89,7 +101,8 @@ def _values(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list
     return flat, problems
 
 
-def _problems_of_name(name: Any, where: str) -> list[str]:
+def problems_of_name(name: Any, where: str) -> list[str]:
+    """What speaks against a name, which folders get too."""
     if name is None:
         return [f"{where}: has no name; give it one"]
     if isinstance(name, str) and _NAME.fullmatch(name):

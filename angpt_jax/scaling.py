@@ -16,10 +16,9 @@ from angpt_jax.laws.points import Point
 from angpt_jax.plots.installed import need_matplotlib
 from angpt_jax.plots.page import Cell, Shown, page
 from angpt_jax.schema import show
-from angpt_jax.tables import print_table
+from angpt_jax.tables import UNKNOWN, print_table
 
 PAGE, RECORD = "scaling.html", "scaling.json"
-UNKNOWN = "–"
 EQUATIONS = {
     "law": "L(N, D) = E + A/N^α + B/D^β",
     "isoflop": "N_opt = factor · C^exponent",

@@ -87,6 +87,12 @@ def is_mapping(hint: Any) -> bool:
     return any(option is dict or typing.get_origin(option) is dict for option in options(hint))
 
 
+def of_mapping(hint: Any) -> Any:
+    """The type of a mapping's values; Any where they may be mappings themselves, or where it says nothing."""
+    args = next((typing.get_args(option) for option in options(hint) if typing.get_origin(option) is dict), ())
+    return args[1] if args and not is_mapping(args[1]) else Any
+
+
 def _names(hint: Any) -> Iterator[str]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -101,7 +107,7 @@ def _names(hint: Any) -> Iterator[str]:
     elif is_mapping(hint):
         yield "a mapping"
     else:
-        yield "null" if hint is types.NoneType else hint.__name__
+        yield {types.NoneType: "null", Any: "anything"}.get(hint) or hint.__name__
 
 
 def allowed(hint: Any) -> str:

@@ -10,22 +10,23 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from angpt_jax import experiment, run_dir
+from angpt_jax import cli, experiment, run_dir
 from angpt_jax.config import Config
-from angpt_jax.errors import StorageError, UserError
+from angpt_jax.errors import DivergedError, StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.rows import Row
 from angpt_jax.stopping import EXIT_STOPPED, StopRequest
 
 State = Literal["finished", "diverged", "failed", "stopped", "begun", "new"]
-EXIT_DIVERGED = 3
 POLL_SECONDS = 0.1
+STOP_SECONDS = 300.0  # that a run which was asked to stop may take to save
 ENDED = "ended.json"  # in the directory of a run that did not come to its end: how it ended
 
 
@@ -69,28 +70,39 @@ class Outcome:
 def plan(rows: Sequence[Row], folder: Path) -> list[Trial]:
     """A trial for each row, in `folder`/NAME. A UserError lists what is wrong in any of them, also where a directory
     holds another run; nothing is written."""
-    trials, problems = [], []
+    trials: list[Trial] = []
+    found: dict[str, list[str]] = {}  # problem → the rows that have it
+    logs, names = {f"{row.name}.log": row.name for row in rows}, Counter(row.name for row in rows)
     for row in rows:
         try:
+            if names[row.name] > 1:
+                raise UserError("is the name of several rows; names differ")
+            if row.name in logs:
+                raise UserError(f"is the name of the log of {logs[row.name]}; give it another")
             config, *_ = experiment.resolved(row.config())
+            if config.dry_run:
+                raise UserError("dry_run: must be false where runs are trained, got true; leave it out")
             trial = Trial(row, config, (folder / row.name).absolute())
             run_dir.check(trial.directory, config)
             trials.append(trial)
         except UserError as error:
-            said = f"{row.name}: "
-            problems += [said + problem.removeprefix(said) for problem in error.problems]
-    if problems:
-        raise UserError(*problems)
+            for problem in error.problems:
+                found.setdefault(problem.removeprefix(f"{row.name}: "), []).append(row.name)
+    cli.raise_problems(
+        f"{name}: {problem}"
+        for problem, names in found.items()
+        for name in (["every row"] if len(names) == len(rows) > 1 else names)
+    )
     return trials
 
 
 def outcome(trial: Trial) -> Outcome:
     """What the files of its directory say."""
-    ended, summary = _read(trial.directory / ENDED), _read(trial.directory / "summary.json")
-    if summary.get("stopped_by") in ("steps", "stop_at_step") and summary.get("steps") == last_step(trial.config):
+    ended, steps = _read(trial.directory / ENDED), _read(trial.directory / "summary.json").get("steps")
+    if isinstance(steps, int) and steps >= last_step(trial.config):
         return Outcome("finished")
-    if ended:
-        return Outcome(**ended)
+    if ended.get("state") in get_args(State):
+        return Outcome(ended["state"], str(ended.get("said", "")))
     return Outcome("begun" if run_dir.holds_run(trial.directory) else "new")
 
 
@@ -108,18 +120,24 @@ def run_all(
         say(f"{done} of {len(trials)} runs are done already")
     places = [_Place(cores) for cores in _shared_cores(at_a_time)]
     total, ends = len(waiting), {}
-    while any(place.running for place in places) or (waiting and not stop.received):
+    try:
+        while any(place.running for place in places) or (waiting and not stop.received):
+            for place in places:
+                if place.running is None and waiting and not stop.received:
+                    trial = waiting.pop(0)
+                    place.start(trial)
+                    say(f"[{total - len(waiting)}/{total}] {trial.name} …")
+                if stop.received:
+                    place.stop()
+                if ended := place.ended():
+                    name, ends[name] = ended
+                    say(f"{name}: {ends[name].state} after {place.seconds:,.0f} s {ends[name].said}".rstrip())
+            time.sleep(POLL_SECONDS)
+    finally:  # none is left alone, also where a log can't be written
         for place in places:
-            if place.running is None and waiting and not stop.received:
-                trial = waiting.pop(0)
-                place.start(trial)
-                say(f"[{total - len(waiting)}/{total}] {trial.name} …")
-            if stop.received:
-                place.stop()
-            if ended := place.ended():
-                name, ends[name] = ended
-                say(f"{name}: {ends[name].state} after {place.seconds:,.0f} s {ends[name].said}".rstrip())
-        time.sleep(POLL_SECONDS)
+            place.stop()
+        for place in places:
+            place.wait()
     return {trial.name: ends.get(trial.name) or outcome(trial) for trial in trials}
 
 
@@ -127,37 +145,44 @@ class _Place:
     """Cores on which one run is at work at a time."""
 
     def __init__(self, cores: set[int] | None):
-        self._cores, self._told = cores, False
+        self._cores = cores
+        self._told: float | None = None  # when the run was asked to stop
         self.running: tuple[Trial, subprocess.Popen[bytes]] | None = None
         self.seconds = 0.0
 
     def start(self, trial: Trial) -> None:
-        self._began, self._told = time.monotonic(), False
+        self._began, self._told = time.monotonic(), None
         try:
             trial.directory.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                (trial.directory / ENDED).unlink()
-            with trial.log.open("ab") as log:
-                # A session of its own: a Ctrl-C reaches this process alone, which passes it on once.
-                ours = os.sched_getaffinity(0) if self._cores else set()
-                if self._cores:
-                    os.sched_setaffinity(0, self._cores)
-                try:
-                    process = subprocess.Popen(
-                        trial.command(sys.executable), stdout=log, stderr=log, start_new_session=True
-                    )
-                finally:
-                    if self._cores:
-                        os.sched_setaffinity(0, ours)
+            (trial.directory / ENDED).unlink(missing_ok=True)
+            # A session of its own: a Ctrl-C reaches this process alone, which passes it on once.
+            with trial.log.open("ab") as log, _on(self._cores):
+                process = subprocess.Popen(
+                    trial.command(sys.executable),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
         except OSError as error:
             raise StorageError(f"{trial.name}: can't be started, got {str(trial.log)!r} ({error.strerror})") from error
         self.running = (trial, process)
 
     def stop(self) -> None:
-        """Asks the run to stop, once."""
-        if self.running and not self._told:
-            self._told = True
+        """Asks the run to stop, once; one that does not is killed, which loses the steps since its last checkpoint."""
+        if self.running is None:
+            return
+        if self._told is None:
+            self._told = time.monotonic()
             self.running[1].terminate()
+        elif time.monotonic() > self._told + STOP_SECONDS:
+            self.running[1].kill()
+
+    def wait(self) -> None:
+        """Until the run, which was asked to stop, is gone."""
+        while self.running and self.running[1].poll() is None:
+            self.stop()
+            time.sleep(POLL_SECONDS)
 
     def ended(self) -> tuple[str, Outcome] | None:
         """Name of the run and how it ended, if it has; the place is free then."""
@@ -165,13 +190,41 @@ class _Place:
             return None
         (trial, _), self.running = self.running, None
         self.seconds = time.monotonic() - self._began
-        if code == 0:
-            return trial.name, outcome(trial)
-        states: dict[int, State] = {EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped"}
-        ended = Outcome(states.get(code, "failed"), f"(exit code {code}) {_last_line(trial.log)}")
-        if trial.directory.is_dir():
-            write_whole(trial.directory / ENDED, json.dumps(asdict(ended)) + "\n")
-        return trial.name, ended
+        found = _ended(trial, code, self._told is not None)
+        if found.state != "finished" and trial.directory.is_dir():
+            try:
+                write_whole(trial.directory / ENDED, json.dumps(asdict(found)) + "\n")
+            except OSError as error:
+                raise StorageError(
+                    f"{trial.name}: can't be written, got {str(trial.directory)!r} ({error.strerror})"
+                ) from error
+        return trial.name, found
+
+
+def _ended(trial: Trial, code: int, was_told: bool) -> Outcome:
+    """How a run ended that exited with `code`."""
+    if code == 0 and outcome(trial).state == "finished":
+        return Outcome("finished")
+    said = f"(exit code {code}) {_last_line(trial.log)}".rstrip()
+    if code == 0:
+        said = f"(no summary.json of its end; remove {trial.directory} to train it again) {_last_line(trial.log)}"
+    if code == EXIT_STOPPED or (was_told and code < 0):  # a signal of ours, before there was something to save
+        return Outcome("stopped", said)
+    return Outcome("diverged" if code == DivergedError.exit_code else "failed", said)
+
+
+@contextmanager
+def _on(cores: set[int] | None) -> Iterator[None]:
+    """What is started meanwhile gets these cores; None is all that this process has."""
+    if cores is None:
+        yield
+        return
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
 
 
 def _shared_cores(count: int) -> list[set[int] | None]:

@@ -1,17 +1,16 @@
 """The tables of configs/ablations: every row is a config that builds, and another one than its neighbours."""
 
-import json
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from angpt_jax import cli, experiment, rules, yaml_files
+from angpt_jax import cli, experiment, sweep
 from angpt_jax.archs import RECIPES
 from angpt_jax.config import Config
 from angpt_jax.nu import Nu
+from angpt_jax.sweep import SweepConfig
 
 FOLDER = Path(__file__).parent.parent / "configs" / "ablations"
 TABLES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -19,30 +18,16 @@ TABLES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 def rows(table: str) -> dict[str, Config]:
     """The config of each row by its name."""
-    content = yaml_files.read_mapping(FOLDER / f"{table}.yaml")
-    assert set(content) <= {"config", "values", "list"}
-    found: dict[str, Config] = {}
-    for row in content["list"]:
-        row = dict(row)
-        name = row.pop("name")
-        assert name not in found, name
-        configs = row.pop("config", content["config"])
-        found[name] = parse(configs, content.get("values", {}) | row)
-    return found
-
-
-def parse(configs: list[str], values: dict[str, Any]) -> Config:
-    words = [word for config in configs for word in ("--config", config)]
-    for key, value in values.items():
-        words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
-    return cli.parse(Config, words, command="train")
+    config = cli.parse(SweepConfig, ["--config", str(FOLDER / f"{table}.yaml")], command="sweep")
+    found, problems = sweep.expand(config)
+    assert problems == []
+    return {row.name: row.config() for row in found}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_keeps_the_rules_and_differs_from_the_others(table):
     built = {}
     for name, config in rows(table).items():
-        assert rules.check(config) == [], name
         resolved, arch, sizes = experiment.resolved(config)
         built[name] = (arch, sizes, resolved.model.tied_embeddings)
     for one, other in combinations(built, 2):

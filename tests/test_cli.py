@@ -110,7 +110,7 @@ def test_other_schemas_can_be_flat_nested_and_hold_lists():
         "draw.top_q: unknown key; did you mean draw.top_k?",
         "runs: expected a list of str, got 'a'",
         "sizes: expected a list of int or null, got ['x']",
-        "grid: expected a mapping, got {'c': ['y']}",
+        "grid.c: expected a list of float, got ['y']",
     ]
 
 

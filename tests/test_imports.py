@@ -11,12 +11,13 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files json_text links nu axes part layout ops measure attention attention.choice attention.context "
-    "attention.splash chips training_flops ahead ahead.hlo ahead.collectives ahead.costs ahead.batch_search processes",
+    "errors files json_text links slurm_array nu axes part layout ops measure attention attention.choice "
+    "attention.context attention.splash chips training_flops ahead ahead.hlo ahead.collectives "
+    "ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
-    "rules rows tables ahead.topologies",
+    "rules rows grids tables ahead.topologies",
     "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
     "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
@@ -28,7 +29,7 @@ LEVELS = [
     "plots.laws",
     "job pretrain finished init_from trials trained weights harness ahead.step ahead.report ahead.table "
     "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
-    "train sample evaluate export prepare report scaling compile nu.__main__",
+    "train sample evaluate export prepare report scaling sweep compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())

@@ -30,6 +30,7 @@ from angpt_jax.export import ExportConfig, export
 from angpt_jax.prepare import PrepareConfig, prepare
 from angpt_jax.sample import SampleConfig, sample
 from angpt_jax.schema import leaves
+from angpt_jax.sweep import SweepConfig, sweep
 from angpt_jax.train import train
 
 PACKAGE = Path(angpt_jax.__file__).parent
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[Callable, type]] = {
     "sample": (sample, SampleConfig),
     "evaluate": (evaluate, EvaluateConfig),
     "export": (export, ExportConfig),
+    "sweep": (sweep, SweepConfig),
 }
 Run = Callable[..., Outcome]
 
@@ -232,6 +234,10 @@ USES = [
     ("evaluate", "--run.dir", "runs/bad"),
     ("evaluate", "--config", "call.yaml"),
     ("export", "--run.dir", "runs/bad", "--out", "out"),
+    ("sweep", "--config", "x.yaml"),
+    ("sweep", "--config", "call.yaml"),
+    ("sweep", "--list", "[{name: a, config: [call.yaml]}]"),
+    ("sweep", "--grid", "{model.places: [!!python/name:os.system]}"),
     *((*MAKE, "--source", name) for name in ("x.npy", "x.pkl", "x.jsonl", "x.parquet", "x.arrow", "x.jsonl.gz")),
     *((*MAKE, "--source", name) for name in ("x.jsonl.zst", "camel/1.0.0", "snake/1.0.0", "old/1.0.0", "made")),
     (*MAKE, "--source", "text", "--tokenizer", "t.json"),
