@@ -155,7 +155,10 @@ def help_text(schema: type, command: str, default_config: str | None = None, wor
         group = groups.get(leaf.key.rpartition(".")[0], parser)
         state = "required" if leaf.default is MISSING else f"default: {show(leaf.default)}"
         text = f"{leaf.meaning} ({state})".replace("%", "%%")
-        group.add_argument(f"--{leaf.key}", metavar=allowed(leaf.hint), help=text)
+        if leaf.key == "config":  # --config names files; this key stands in one of them
+            group.add_argument(leaf.key, metavar=f"config {allowed(leaf.hint)}", help=f"in a file alone: {text}")
+        else:
+            group.add_argument(f"--{leaf.key}", metavar=allowed(leaf.hint), help=text)
     return parser.format_help().rstrip()
 
 

@@ -13,6 +13,7 @@ from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
 from angpt_jax.schema import show
+from angpt_jax.tables import print_table
 
 if TYPE_CHECKING:
     from angpt_jax.data.shards import TokenStream
@@ -188,7 +189,7 @@ def _print_sets(sets: "dict[str, Evaluation]") -> None:
         )
         for name, result in sets.items()
     ]
-    _print(("set", "nats/token", "± error", "perplexity", "bits/byte", "tokens", "bytes"), rows)
+    print_table(("set", "nats/token", "± error", "perplexity", "bits/byte", "tokens", "bytes"), rows)
 
 
 def _print_tasks(results: "Results") -> None:
@@ -197,31 +198,13 @@ def _print_tasks(results: "Results") -> None:
         for task, found in results.items()
         for metric, number in found["metrics"].items()
     ]
-    _print(("task", "metric", "value", "± error", "documents"), rows)
+    print_table(("task", "metric", "value", "± error", "documents"), rows, left=["metric"])
 
 
 def _figure(value: float | None) -> str:
     if value is None or math.isnan(value):
         return UNKNOWN
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _print(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """A table as wide as it needs to be; nothing without rows."""
-    if not rows:
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number and head != "metric" else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(highlight=False)
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
 
 
 def _write(path: str, facts: dict[str, Any], results: "Results") -> None:

@@ -16,17 +16,18 @@ LEVELS = [
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
-    "rules rows ahead.topologies",
-    "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
+    "rules rows tables ahead.topologies",
+    "optim sharding checkpoint restore integrity metrics flops speedup ahead.roofline progress unit_progress stopping "
     "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
     "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
-    "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page",
-    "job pretrain init_from trials trained weights harness ahead.step ahead.report ahead.table "
+    "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.comparison "
+    "tuning verdict",
+    "job pretrain init_from trials contenders standings trained weights harness ahead.step ahead.report ahead.table "
     "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
-    "train sample evaluate export prepare report compile nu.__main__",
+    "train sample evaluate export prepare report compile compare nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
@@ -70,6 +71,9 @@ WITHIN = {
         ("exports", "exports"),
         ("exports", "trained"),
         ("ahead", "ahead"),
+        ("contenders", "trials"),
+        ("standings", "trials"),
+        ("standings", "contenders"),
     ],
     5: [
         ("evaluation", "step"),
@@ -84,6 +88,10 @@ WITHIN = {
         ("loop", "step"),
         ("generate", "decoding"),
         ("plots", "plots"),
+        ("tuning", "plots.history"),
+        ("verdict", "plots.history"),
+        ("plots.comparison", "tuning"),
+        ("plots.comparison", "verdict"),
         ("loop", "evaluation"),
     ],
 }
