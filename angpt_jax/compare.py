@@ -69,8 +69,10 @@ def compare(config: CompareConfig, name: str) -> int:
     if standings is None:
         print(f"stopped by {stop.received}; run the same command again to go on", file=sys.stderr)
         return EXIT_STOPPED
-    standings.show()
-    standings.write(folder)
+    from angpt_jax import announce
+
+    announce.show(standings)
+    announce.write(standings, folder)
     if not standings.verdicts[standings.baseline].runs:
         ends = {name: outcome.state for name, outcome in standings.outcomes_of(standings.baseline).items()}
         error = DivergedError if set(ends.values()) == {"diverged"} else PeerError

@@ -59,12 +59,12 @@ class Tuning:
 
     def profile(self) -> tuple[np.ndarray, np.ndarray]:
         """The values of `key`, ascending, and the best score with each."""
-        places = sorted({values[self.key] for values in self.grid}) if self.key else []
-        best = [
-            min(score for values, score in zip(self.grid, self.scores, strict=True) if values[self.key] == place)
-            for place in places
-        ]
-        return np.array(places, float), np.array(best, float)
+        best: dict[float, float] = {}
+        for values, score in zip(self.grid, self.scores, strict=True) if self.key else ():
+            place = values[self.key or ""]
+            best[place] = min(score, best.get(place, math.inf))
+        places = sorted(best)
+        return np.array(places, float), np.array([best[place] for place in places], float)
 
 
 def lists(over: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ LEVELS = [
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.comparison "
     "tuning verdict",
-    "job pretrain init_from trials contenders standings trained weights harness ahead.step ahead.report ahead.table "
-    "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
+    "job pretrain init_from trials contenders standings announce trained weights harness ahead.step ahead.report "
+    "ahead.table exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
     "train sample evaluate export prepare report compile compare nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
@@ -74,6 +74,7 @@ WITHIN = {
         ("contenders", "trials"),
         ("standings", "trials"),
         ("standings", "contenders"),
+        ("announce", "standings"),
     ],
     5: [
         ("evaluation", "step"),

@@ -18,8 +18,8 @@ from angpt_jax.verdict import Verdict, curve
 
 LOSSES = (
     "Mean over seeds; the band is from the lowest to the highest seed. The dashed line is the baseline's last loss, a "
-    "dot is where a mean reaches it. Time is steps times the median step time. What lies above the frame belongs to the "
-    "first tenth."
+    "dot is where a mean reaches it. Time is steps times the median step time. What lies above the frame belongs to "
+    "the first tenth."
 )
 SPEEDUPS = (
     "Against the baseline, at equal loss: mean and interval over seeds, small dots are the seeds. Right of the line is "
