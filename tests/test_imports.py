@@ -26,7 +26,8 @@ LEVELS = [
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.comparison "
     "tuning verdict",
     "job pretrain init_from trials contenders standings announce trained weights harness ahead.step ahead.report "
-    "ahead.table exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
+    "ahead.table exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing "
+    "exports.reading",
     "train sample evaluate export prepare report compile compare nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
