@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from angpt_jax import cli, evaluate, experiment, flops, rules
+from angpt_jax import cli, compare, contenders, evaluate, experiment, flops, rules
+from angpt_jax.compare import CompareConfig
 from angpt_jax.config import Config
 from angpt_jax.evaluate import EvaluateConfig
 from angpt_jax.model import Decoder
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 EVALUATIONS = sorted((Path(__file__).parent.parent / "configs" / "evaluate").glob("*.yaml"))
+COMPARISONS = sorted((Path(__file__).parent.parent / "configs" / "compare").glob("*.yaml"))
 PODS = {"angpt_1b_v5e_256": 256, "angpt_1b_v5p_1024": 1024, "angpt_1b_8xh100": 8}  # devices
 SIZED = [path for path in CONFIGS if not path.stem.startswith("default") and path.stem not in PODS]
 
@@ -50,6 +52,15 @@ def test_what_lies_in_the_folder_of_a_command_is_a_config_of_it(path: Path) -> N
     config = cli.parse(EvaluateConfig, ["--config", path.stem], command="evaluate")
     assert evaluate.check(config) == [] and config != EvaluateConfig()
     assert f"python -m angpt_jax.evaluate --config {path.stem} --run.dir runs/NAME" in path.read_text()
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_contenders_see_the_same_batches(path: Path) -> None:
+    config = cli.parse(CompareConfig, ["--config", path.stem], command="compare")
+    table, problems = compare.contenders_of(config)
+    assert [*problems, *compare.check(config, table)] == []
+    assert len(contenders.checked(table, config.baseline or table[0].name)) == len(table)
+    assert f"python -m angpt_jax.compare --config {path.stem} " in path.read_text()
 
 
 def test_there_are_twins_of_every_size() -> None:

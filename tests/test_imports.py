@@ -18,7 +18,7 @@ LEVELS = [
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
     "rules rows grids tables ahead.topologies",
-    "optim sharding checkpoint restore integrity metrics flops ahead.roofline progress unit_progress stopping "
+    "optim sharding checkpoint restore integrity metrics flops speedup ahead.roofline progress unit_progress stopping "
     "run_dir run_lock weights_folder nu.monte_carlo processes.rendezvous processes.group processes.distributed "
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
     "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
@@ -26,10 +26,11 @@ LEVELS = [
     "laws laws.points laws.loss laws.optima laws.bootstrap laws.fits",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.installed "
-    "plots.laws",
-    "job pretrain finished init_from trials trained weights harness ahead.step ahead.report ahead.table "
-    "exports exports.exported exports.tensors exports.description exports.tokenizer exports.writing exports.reading",
-    "train sample evaluate export prepare report scaling sweep compile nu.__main__",
+    "plots.laws plots.comparison tuning verdict",
+    "job pretrain finished init_from trials contenders standings announce trained weights harness ahead.step "
+    "ahead.report ahead.table exports exports.exported exports.tensors exports.description exports.tokenizer "
+    "exports.writing exports.reading",
+    "train sample evaluate export prepare report scaling sweep compare compile nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
@@ -74,6 +75,10 @@ WITHIN = {
         ("exports", "exports"),
         ("exports", "trained"),
         ("ahead", "ahead"),
+        ("contenders", "trials"),
+        ("standings", "trials"),
+        ("standings", "contenders"),
+        ("announce", "standings"),
     ],
     5: [
         ("evaluation", "step"),
@@ -88,6 +93,10 @@ WITHIN = {
         ("loop", "step"),
         ("generate", "decoding"),
         ("plots", "plots"),
+        ("tuning", "plots.history"),
+        ("verdict", "plots.history"),
+        ("plots.comparison", "tuning"),
+        ("plots.comparison", "verdict"),
         ("loop", "evaluation"),
     ],
 }

@@ -48,5 +48,5 @@ def test_configs_it_names_exist() -> None:
     """A bare name is looked up for the command on its line, or else for train."""
     for line in README.splitlines():
         command = re.search(r"angpt_jax\.(\w+)", line)
-        for name in re.findall(r"--config ([a-z]\w+)\b(?!/)", line):
+        for name in re.findall(r"--config ([a-z]\w+)(?![\w/])", line):
             assert cli.config_path(name, command[1] if command else "train").is_file(), name

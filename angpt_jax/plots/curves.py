@@ -21,9 +21,9 @@ def losses(runs: list[History]) -> Figure:
     figure, panels = look.grid(["loss against tokens", "loss against training time"], height=4.2)
     by_tokens, by_time = panels[:, 0]
     last = [run.metrics[-1] for run in runs]
-    tokens, token_unit = _unit([record["tokens"] for record in last], billions=1e9, millions=1e6, thousands=1e3)
+    tokens, token_unit = unit([record["tokens"] for record in last], billions=1e9, millions=1e6, thousands=1e3)
     ends = [run.seconds_at(np.array([record["step"]]))[0] for run, record in zip(runs, last, strict=True)]
-    seconds, time_unit = _unit(ends, hours=3600, minutes=60)
+    seconds, time_unit = unit(ends, hours=3600, minutes=60)
     looks = {run.name: look.line(run.place) for run in runs}
     for run in runs:
         for name, style in ("loss", TRAINING), ("val_loss", VALIDATION):
@@ -39,7 +39,7 @@ def losses(runs: list[History]) -> Figure:
     return figure
 
 
-def _unit(ends: Sequence[float], **units: float) -> tuple[float, str]:
+def unit(ends: Sequence[float], **units: float) -> tuple[float, str]:
     """Size and name of the first unit that the largest end reaches; 1 and no name if it reaches none."""
     return next(((size, unit) for unit, size in units.items() if max(ends) >= size), (1, ""))
 
