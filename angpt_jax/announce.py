@@ -12,11 +12,11 @@ from angpt_jax.plots.page import Cell, page
 from angpt_jax.rows import name_of
 from angpt_jax.speedup import Estimate
 from angpt_jax.standings import Standings
-from angpt_jax.tables import print_table
+from angpt_jax.tables import UNKNOWN, print_table
 from angpt_jax.tuning import WITHIN, Tolerance
 
 JSON, PAGE = "compare.json", "report.html"
-UNKNOWN, NEVER = "–", "*"
+NEVER = "*"
 
 
 def show(standings: Standings) -> None:
