@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+WIDEST = 10_000  # characters; a terminal breaks lines, but nothing is cut off
+
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> None:
     """A table as wide as it needs to be; nothing without rows. Text stands left in the first column and in those of
@@ -18,5 +20,4 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Seque
         table.add_column(head, justify="right" if number and head not in left else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(highlight=False)
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    Console(highlight=False, width=WIDEST).print(table)

@@ -68,7 +68,7 @@ def start(
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(comparison, "draw", lambda *what: [])
     monkeypatch.chdir(make_workspace(tmp_path / "w"))
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "40")  # nothing of a table is cut off
     write_table(Path())
 
     def no_process(*args: Any, **options: Any) -> Any:
