@@ -19,7 +19,7 @@ from angpt_jax.verdict import Verdict, curve
 LOSSES = (
     "Mean over seeds; the band is from the lowest to the highest seed. The dashed line is the baseline's last loss, a "
     "dot is where a mean reaches it. Time is steps times the median step time. What lies above the frame belongs to "
-    "the first tenth."
+    "the first quarter."
 )
 SPEEDUPS = (
     "Against the baseline, at equal loss: mean and interval over seeds, small dots are the seeds. Right of the line is "
@@ -98,8 +98,8 @@ def _seconds_per_token(one: Verdict) -> float:
 
 
 def _fit(panel: Axes, curves: Sequence[tuple[np.ndarray, ...]]) -> None:
-    """Fits the y axis to what comes after the first tenth."""
-    seen = np.concatenate([np.concatenate([low, high])[np.tile(at >= at[-1] / 10, 2)] for at, _, low, high in curves])
+    """Fits the y axis to what comes after the first quarter."""
+    seen = np.concatenate([np.concatenate([low, high])[np.tile(at >= at[-1] / 4, 2)] for at, _, low, high in curves])
     room = 0.05 * (seen.max() - seen.min()) or 0.01
     panel.set_ylim(seen.min() - room, seen.max() + room)
 
