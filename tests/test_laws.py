@@ -1,6 +1,6 @@
 """Laws are found again in runs that follow them, with noise; what is not enough for a fit is refused by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,7 @@ def test_minima_at_equal_flops_grow_as_the_law_says():
     assert low < A_OPT < high and fitted.held_out is not None and fitted.held_out.error < 0.15
 
 
-def sweep(x: str, sizes: Sequence[float], noise: float = 0.0005) -> list[Point]:
+def sweep(x: str, sizes: Iterable[float], noise: float = 0.0005) -> list[Point]:
     """Batch sizes, or learning rates, at their true optimum of the other."""
     random, found = np.random.default_rng(0), []
     for n in sizes:

@@ -100,7 +100,7 @@ def of_loss(points: Sequence[Point], settings: Settings) -> Fitted:
 
 
 def _loss_law(runs: Sequence[Point], **options: int) -> LossLaw:
-    return loss.fit(*(column(runs, name) for name in ("parameters", "tokens", "loss")), **options)
+    return loss.fit(column(runs, "parameters"), column(runs, "tokens"), column(runs, "loss"), **options)
 
 
 def _of_law(law: LossLaw) -> dict[str, float]:

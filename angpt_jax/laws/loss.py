@@ -101,8 +101,8 @@ def fit(
         for start in starts[:descents]
     ]
     e, a, b, alpha, beta = min(ends, key=lambda end: end.fun).x.tolist()
-    factors = np.exp([e, a + alpha * middle[0], b + beta * middle[1]]).tolist()
-    return LossLaw(*factors, alpha, beta)
+    E, A, B = np.exp([e, a + alpha * middle[0], b + beta * middle[1]]).tolist()
+    return LossLaw(E, A, B, alpha, beta)
 
 
 def _start(alpha: float, beta: float, n: np.ndarray, d: np.ndarray, loss: np.ndarray, lowest: float) -> np.ndarray:

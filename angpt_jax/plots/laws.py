@@ -1,5 +1,6 @@
 """The pictures of scaling laws, in their order."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def draw(fits: dict[str, dict[str, Fitted]], folder: Path) -> list[Shown]:
     """Writes each picture that there is a fit for, and removes those of an earlier call that have none."""
     laws = {arch: found["law"] for arch, found in fits.items() if "law" in found}
     shown = []
-    pictures = [
+    pictures: list[tuple[str, dict[str, Fitted], Callable[[dict[str, Fitted]], Figure], str, str]] = [
         ("loss_against_tokens", laws, loss_against_tokens, "Loss against tokens", TOKENS),
         ("fitted_against_measured", laws, fitted_against_measured, "Fitted against measured loss", MEASURED),
     ]
