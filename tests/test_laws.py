@@ -40,7 +40,7 @@ def refused(make: Callable[..., Any], *arguments: Any) -> list[str]:
 def test_a_law_without_noise_is_found_exactly():
     fitted = fits.of_loss(grid(), Settings(2, 0.9, 0, 0.2))
     for name, value in fitted.estimates.items():
-        assert value == pytest.approx(LAW.allocation if name == "a" else getattr(LAW, name), rel=1e-3), name
+        assert value == pytest.approx(A_OPT if name == "a" else getattr(LAW, name), rel=1e-3), name
     assert fitted.held_out is not None and fitted.held_out.error < 1e-5 and fitted.notes == []
 
 
@@ -48,7 +48,7 @@ def test_a_law_without_noise_is_found_exactly():
 def test_exponents_are_near_and_within_their_intervals(noise, near):
     fitted = fits.of_loss(grid(noise, seed=1), SETTINGS)
     assert fitted.resamples == SETTINGS.resamples
-    for name, true in ("alpha", LAW.alpha), ("beta", LAW.beta), ("a", LAW.allocation):
+    for name, true in ("alpha", LAW.alpha), ("beta", LAW.beta), ("a", A_OPT):
         low, high = fitted.intervals[name]
         assert low < true < high and high - low > noise, name
         assert fitted.estimates[name] == pytest.approx(true, abs=near)
