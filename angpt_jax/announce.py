@@ -8,6 +8,7 @@ from pathlib import Path
 from angpt_jax import schema
 from angpt_jax.errors import StorageError, warn
 from angpt_jax.files import write_whole
+from angpt_jax.plots.installed import REMEDY, has_matplotlib
 from angpt_jax.plots.page import Cell, page
 from angpt_jax.rows import name_of
 from angpt_jax.speedup import Estimate
@@ -101,13 +102,11 @@ def write(standings: Standings, folder: Path) -> None:
 
 
 def _write_page(standings: Standings, folder: Path) -> None:
-    try:
-        from angpt_jax.plots import comparison, look  # not before: Matplotlib is an extra
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        warn("compare: no plots, they need Matplotlib; pip install -e '.[plots]'")
+    if not has_matplotlib():
+        warn(f"compare: no plots, they need Matplotlib; {REMEDY}")
         return
+    from angpt_jax.plots import comparison, look  # not before: Matplotlib takes a second to load
+
     heads, rows = _table(standings)
     cells = []
     for row, one in zip(rows, standings.verdicts.values(), strict=True):
