@@ -309,13 +309,15 @@ def test_a_contender_that_never_trains_is_said_to(start: Start):
     assert "fast/tune/peak_lr=0.002" in out
 
 
-def test_a_signal_ends_it_with_75(start: Start, monkeypatch: pytest.MonkeyPatch):
-    def run_all(*args: Any, **options: Any) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize("flags", [[], RATES], ids=["training", "tuning"])
+def test_a_signal_ends_it_with_75(flags: list[str], start: Start, monkeypatch: pytest.MonkeyPatch):
+    def run_all(asked: list[Trial], **options: Any) -> dict[str, Any]:
+        if asked:
+            os.kill(os.getpid(), signal.SIGTERM)
         return {}
 
     monkeypatch.setattr(trials, "run_all", run_all)
-    code, out, err = start("--config", "duel.yaml")
+    code, out, err = start("--config", "duel.yaml", *flags)
     assert (code, out, err) == (75, "", "stopped by SIGTERM; run the same command again to go on\n")
     assert not Path("runs").exists()
 
