@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from angpt_jax import attention, flops, optim, sharding, training_flops
@@ -128,7 +129,7 @@ def initial_state(built: Experiment, config: Config) -> TrainState:
     init = jax.jit(
         partial(init_state, on_one_device(built.model), built.tx), static_argnums=1, out_shardings=built.shardings
     )
-    return init(config.run.seed, config.model.context)
+    return init(np.uint32(config.run.seed), config.model.context)  # 2**31 and more are no int32
 
 
 def state_of(built: Experiment, params: Any) -> TrainState:

@@ -141,3 +141,11 @@ def test_a_state_is_plain_numbers(trainers) -> None:
     """No typed random key, which some formats can't restore: nothing in training draws after the init."""
     for path, leaf in by_path(trainers["1x1"][0].abstract).items():
         assert jnp.issubdtype(leaf.dtype, jnp.number), path
+
+
+def test_the_largest_seed_draws_other_weights_than_0(trainers) -> None:
+    built = trainers["1x1"][0]
+    first, last = (
+        experiment.initial_state(built, replace(CONFIG, run=replace(CONFIG.run, seed=seed))) for seed in (0, 2**32 - 1)
+    )
+    assert bits(first)["params/embedding"] != bits(last)["params/embedding"]
