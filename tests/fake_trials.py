@@ -24,7 +24,7 @@ folder.mkdir(exist_ok=True)
 if does in ("waits", "ignores"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN if does == "ignores" else lambda *_: sys.exit(75))
 if does in ("waits", "ignores", "sleeps"):
-    (folder / "ready").touch()
+    (folder / "ready").write_text(str(os.getpid()))
     time.sleep(60)
 step = {"step": 14, "tokens": 3584}
 lines = [step | {"loss": 2.0, "step_seconds": 0.25}, step | {"val_loss": 1.5, "val_bits_per_byte": 1.25}]
