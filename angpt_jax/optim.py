@@ -68,8 +68,8 @@ def build(
 def scale_by_role(factors: Mapping[str, float], axes: Any) -> optax.GradientTransformation:
     """Multiplies the update of each weight by the factor of its role; 1 where `factors` has none.
 
-    Adam moves every entry by about the learning rate, so that a row of fan-in n turns by lr · √n: {down: D/F} makes
-    all rows of a decoder turn alike (the Adam rule of µP, arXiv 2203.03466, table 3).
+    Adam moves every entry by about the learning rate, so that an output of fan-in n moves, where the entries agree, by
+    about lr · n of itself: with {down: D/F} all maps of a decoder move alike (µP's rule for Adam, arXiv 2203.03466).
     """
     roles = sorted({axis.role for axis in jax.tree.leaves(axes)})
     unknown = [role for role in factors if role not in roles]
