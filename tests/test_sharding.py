@@ -31,8 +31,8 @@ MESHES = {
     "4 replicas, 2 context": MeshConfig(4, 1, 1, 2, preset="context"),
 }
 ALL_SPLIT = "2 fsdp, 2 tensor, 2 context"
-# EVEN with heads that eight devices can share, as wide as EVEN's: of 1,500 queries and keys of two channels some are close
-# to 0, where the gradient of an exact norm feels rounding ten times as much.
+# EVEN with heads that eight devices can share, as wide as EVEN's: of 1,500 queries and keys of two channels some are
+# close to 0, where the gradient of an exact norm feels rounding ten times as much.
 EIGHTH = dataclasses.replace(EVEN, width=64, heads=8)
 BASIC = ["angpt", "ngpt", "gpt_plus"]  # these on every mesh, the others on that which splits all axes
 GROUPED = "ngpt, grouped queries, tied embeddings"
