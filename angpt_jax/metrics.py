@@ -5,9 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from angpt_jax.files import write_whole
+from angpt_jax.hidden import hidden
+
+with hidden("torch"):  # of which TensorBoardX knows the tensors where it is installed: seconds, at every start
+    from tensorboardX import SummaryWriter
 
 Record = dict[str, Any]  # `step`, `tokens` and numbers; None where unknown
 

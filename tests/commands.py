@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import pytest
 
 from angpt_jax import cli
@@ -38,17 +39,19 @@ def make_workspace(folder: Path) -> Path:
 
 
 def one_device() -> dict[str, str]:
-    """The environment of a process of its own: this package, one CPU device."""
+    """The environment of a process of its own: this package, one CPU device, what was compiled for processes before."""
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return inherited | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    cache = str(Path(jax.config.jax_compilation_cache_dir) / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return inherited | kept | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
 
 
-def run_process(workspace: Path, command: str, *flags: str) -> Outcome:
-    """`python -m angpt_jax.COMMAND FLAGS` in `workspace`, on one device."""
+def run_process(workspace: Path, command: str, *flags: str, **environment: str) -> Outcome:
+    """`python -m angpt_jax.COMMAND FLAGS` in `workspace`, on one device; with further variables of the environment."""
     done = subprocess.run(
         [sys.executable, "-m", f"angpt_jax.{command}", *flags],
         cwd=workspace,
-        env=one_device(),
+        env=one_device() | environment,
         capture_output=True,
         text=True,
         timeout=300,

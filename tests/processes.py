@@ -30,7 +30,7 @@ def environment(devices: int) -> dict[str, str]:
         f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0 "
         "--xla_cpu_use_fusion_emitters=false"
     )
-    return one_device() | {"XLA_FLAGS": flags, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return one_device() | {"XLA_FLAGS": flags}
 
 
 class Processes:

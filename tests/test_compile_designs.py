@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from commands import run_process
-from test_compile import pod
+from test_compile import QUICK, pod
 
 pytestmark = pod
 SIZES = """\
@@ -31,7 +31,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def report(arch: str, *flags: str) -> dict[str, Any]:
         (folder / "config.yaml").write_text(SIZES.replace("ARCH", arch))
         flags = ("--config", "config.yaml", "--topology", "v5e:4x4", "--json", "out.json", *flags)
-        done = run_process(folder, "compile", *flags)
+        done = run_process(folder, "compile", *flags, **QUICK)
         assert (done.code, done.err) == (0, "")
         return json.loads((folder / "out.json").read_text())
 

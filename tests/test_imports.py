@@ -11,7 +11,7 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files json_text links slurm_array nu axes part layout ops measure attention attention.choice "
+    "errors files hidden json_text links slurm_array nu axes part layout ops measure attention attention.choice "
     "attention.context attention.splash chips training_flops ahead ahead.hlo ahead.collectives "
     "ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
