@@ -10,6 +10,8 @@ checked and merged in `angpt_jax.form`.
 import argparse
 import dataclasses
 import inspect
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
@@ -178,9 +180,13 @@ def main(
     try:
         config = parse(schema, argv, command=command, default_config=default_config, words=words)
         code = run(config, config_name(argv, default_config or command, command))
+        sys.stdout.flush()
     except UserError as error:
         print_problems(*error.problems)
         code = error.exit_code
+    except BrokenPipeError:  # `… | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its exit
+        code = 128 + signal.SIGPIPE
     raise SystemExit(code or 0)
 
 

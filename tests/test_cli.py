@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +248,26 @@ def test_nothing_here_imports_jax():
     root = Path(cli.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+PRINTS = """
+from dataclasses import dataclass
+from angpt_jax import cli
+
+@dataclass(frozen=True)
+class Nothing:
+    'A command.'
+
+cli.main(lambda config, name: print("a line"), Nothing, command="prints", default_config=None)
+"""
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_a_traceback():
+    root, piped = Path(cli.__file__).parents[1], subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PRINTS], cwd=root, stdout=piped, stderr=piped) as started:
+        assert started.stdout and started.stderr
+        started.stdout.close()
+        assert (started.stderr.read(), started.wait(60)) == (b"", 128 + signal.SIGPIPE)
 
 
 def test_a_warning_holds_no_more_than_an_error_does(capsys):
