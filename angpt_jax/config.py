@@ -229,6 +229,11 @@ class RunConfig:
     resume: Literal["auto", "never", "must"] = "auto"
     init_from: str | None = None
 
+    @property
+    def last_step(self) -> int:
+        """Where training ends."""
+        return self.stop_at_step or self.steps
+
 
 @dataclass(frozen=True)
 class FromRun:

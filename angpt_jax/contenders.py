@@ -103,7 +103,7 @@ def tuned(
     They are evaluated at their end alone, as nobody asks."""
     found = []
     for row in table:
-        last = steps or trials.last_step(configs[row.name])
+        last = steps or configs[row.name].run.last_step
         fixed = {"run.eval_every_steps": last, "run.log_every_steps": min(5, 1 + last // 1000)}
         fixed |= dict.fromkeys(SEEDS, tuning.SEED)
         if steps is not None:
@@ -121,4 +121,4 @@ def training_score(trial: Trial, state: trials.State) -> float:
     """See `tuning.score`; infinite where the run did not finish."""
     if state != "finished":
         return float("inf")
-    return tuning.score(metrics.read(trial.directory / "metrics.jsonl"), trials.last_step(trial.config))
+    return tuning.score(metrics.read(trial.directory / "metrics.jsonl"), trial.config.run.last_step)

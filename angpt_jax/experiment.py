@@ -101,7 +101,7 @@ def build(config: Config, arch: Arch, sizes: Sizes, devices: Sequence[Device] | 
 def keep_compiled(data: DataConfig) -> None:
     """From now on, programs that took long to compile are found again: where JAX_COMPILATION_CACHE_DIR says, or else
     beside the token files."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_root(data.cache_dir) / "xla"))
 
 

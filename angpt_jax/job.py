@@ -36,10 +36,6 @@ class Job:
     group: Group
 
     @property
-    def last_step(self) -> int:
-        return self.config.run.stop_at_step or self.config.run.steps
-
-    @property
     def tokens_per_step(self) -> int:
         return self.config.data.batch_size * self.config.model.context
 

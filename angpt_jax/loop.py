@@ -120,7 +120,6 @@ class InputBound:
 
 def run_steps(
     state: TrainState,
-    last_step: int,
     run: RunConfig,
     *,
     train_step: Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]],
@@ -130,16 +129,18 @@ def run_steps(
     reporter: StepReporter,
     stop: Callable[[], str | None],
 ) -> tuple[TrainState, str]:
-    """Trains up to `last_step` or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
+    """Trains up to the last step or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
 
-    The last step is always evaluated and saved. `stop`, asked before the first step and at each, names the signal that
+    The last step is always evaluated and saved; where the state is there already, it is evaluated. `stop`, asked before the first step and at each, names the signal that
     ends the run there; it saves without evaluating, and so it does where an evaluation was cut. While steps are skipped
     no save is due, so that the kept ones stay those of good steps: it comes after the next good one.
     """
-    first_step = int(state.step)
+    first_step, last_step = int(state.step), run.last_step
     if (stopped_by := stop()) is not None:
         save(first_step, state)
         return state, stopped_by
+    if first_step >= last_step:
+        evaluate(first_step, state)
     owed = False
     reporter.restart_clock()
     pending: tuple[int, dict[str, Any]] | None = None

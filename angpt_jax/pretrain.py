@@ -57,7 +57,7 @@ def train(job: Job, stop: StopRequest | AgreedStop, params: Any = None) -> int:
         state, batches = start(job, params)
         folder = run_dir.checkpoints_of(job.directory)
         with closing(batches), Checkpoints(folder, run.keep_latest, run.keep_every_steps, group) as checkpoints:
-            if int(state.step) >= job.last_step:
+            if min(int(state.step), run_dir.summarized_step(job.directory)) >= run.last_step:
                 group.say(f"{job.directory} is at step {int(state.step)} already: nothing to train")
                 return 0
             if group.is_first:
@@ -157,11 +157,10 @@ def run_job(
     on_devices = sharding.ahead(batches, put)
     with (
         MetricsWriter(job.directory, first_step) if group.is_first else NoMetrics() as writer,
-        ProgressReport(first_step, job.last_step, quiet=not group.is_first) as progress,
+        ProgressReport(first_step, config.run.last_step, quiet=not group.is_first) as progress,
     ):
         state, stopped_by = run_steps(
             state,
-            job.last_step,
             config.run,
             train_step=train_step,
             next_batch=lambda: next(on_devices),

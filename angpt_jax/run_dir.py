@@ -79,6 +79,21 @@ def load_config(directory: Path) -> Config:
     return cli.parse(Config, ["--config", str(directory / "config.yaml")], command="train", default_config=None)
 
 
+def summarized_step(directory: Path) -> int:
+    """The step that summary.json was written at; 0 without one that can be read."""
+    step = read_json(directory / "summary.json").get("steps")
+    return step if isinstance(step, int) else 0
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a file; empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def check(directory: Path, config: Config) -> None:
     """Raises if `directory` holds a run that `config` would not continue, or must not be continued."""
     if leading_out := links.leading_out(directory):

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from angpt_jax import cli, experiment, run_dir
 from angpt_jax.config import Config
@@ -98,16 +98,12 @@ def plan(rows: Sequence[Row], folder: Path) -> list[Trial]:
 
 def outcome(trial: Trial) -> Outcome:
     """What the files of its directory say."""
-    ended, steps = _read(trial.directory / ENDED), _read(trial.directory / "summary.json").get("steps")
-    if isinstance(steps, int) and steps >= last_step(trial.config):
+    if run_dir.summarized_step(trial.directory) >= trial.config.run.last_step:
         return Outcome("finished")
+    ended = run_dir.read_json(trial.directory / ENDED)
     if ended.get("state") in get_args(State):
         return Outcome(ended["state"], str(ended.get("said", "")))
     return Outcome("begun" if run_dir.holds_run(trial.directory) else "new")
-
-
-def last_step(config: Config) -> int:
-    return config.run.stop_at_step or config.run.steps
 
 
 def run_all(
@@ -238,11 +234,3 @@ def _shared_cores(count: int) -> list[set[int] | None]:
 def _last_line(log: Path) -> str:
     lines = log.read_text("utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -41,7 +41,7 @@ def make_workspace(folder: Path) -> Path:
 def one_device() -> dict[str, str]:
     """The environment of a process of its own: this package, one CPU device, what was compiled for processes before."""
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    cache = str(Path(jax.config.jax_compilation_cache_dir) / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    cache = str(Path(jax.config.values["jax_compilation_cache_dir"]) / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
     kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return inherited | kept | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
 

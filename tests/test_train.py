@@ -99,6 +99,19 @@ def test_a_finished_run_is_not_trained_again(workspace: Path, whole_run: Path) -
     assert (whole_run / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_was_killed_before_its_summary_gets_one(workspace: Path, whole_run: Path) -> None:
+    path, steps = whole_run / "summary.json", losses(whole_run)
+    before = json.loads(path.read_text())
+    path.unlink()
+    done = run_process(workspace, "train", "--config", "tiny.yaml", "--run.dir", "runs/whole")
+    after = json.loads(path.read_text())
+    assert (done.code, after["stopped_by"], losses(whole_run)) == (0, "steps", steps)
+    timed = {"compile_seconds", "median_step_seconds", "tokens_per_second"}
+    assert {name: after[name] for name in before.keys() - timed} == {
+        name: before[name] for name in before.keys() - timed
+    }
+
+
 def test_changed_data_is_refused_and_nothing_is_overwritten(workspace: Path, resumed_run: Path) -> None:
     text = workspace / "text" / "00.py"
     before, original = tree(resumed_run), text.read_text()
