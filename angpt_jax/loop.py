@@ -131,9 +131,10 @@ def run_steps(
 ) -> tuple[TrainState, str]:
     """Trains up to the last step or a stop request; the state, and what ended it: steps, stop_at_step or a signal.
 
-    The last step is always evaluated and saved; where the state is there already, it is evaluated. `stop`, asked before the first step and at each, names the signal that
-    ends the run there; it saves without evaluating, and so it does where an evaluation was cut. While steps are skipped
-    no save is due, so that the kept ones stay those of good steps: it comes after the next good one.
+    The last step is always evaluated and saved; where the state is there already, it is evaluated. `stop`, asked before
+    the first step and at each, names the signal that ends the run there; it saves without evaluating, and so it does
+    where an evaluation was cut. While steps are skipped no save is due, so that the kept ones stay those of good steps:
+    it comes after the next good one.
     """
     first_step, last_step = int(state.step), run.last_step
     if (stopped_by := stop()) is not None:
