@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angpt_jax import cli, mesh_rules, path_rules
+from angpt_jax import cli, host_memory, mesh_rules, path_rules
 from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.errors import StorageError, UserError
 from angpt_jax.files import write_whole
@@ -63,6 +63,7 @@ def evaluate(config: EvaluateConfig, name: str) -> int:
     if not os.path.isfile(directory / "config.yaml"):
         raise UserError(f"run.dir: holds no run (no config.yaml), got {str(directory)!r}; train one first")
     tasks = _tasks(config)
+    host_memory.keep_freed()
     from angpt_jax import run_dir, trained  # not before: JAX takes a second to load
 
     own_batch = run_dir.load_config(directory).data.batch_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angpt_jax import cli, path_rules
+from angpt_jax import cli, host_memory, path_rules
 from angpt_jax.config import FromRun, MeshConfig
 from angpt_jax.schema import show
 
@@ -49,6 +49,7 @@ class SampleConfig:
 def sample(config: SampleConfig, name: str) -> int:
     """Prints the samples, the first one while it is made; returns the exit code."""
     cli.raise_problems(check(config))
+    host_memory.keep_freed()
     from angpt_jax import run_dir, trained  # loads JAX
     from angpt_jax.decoding import Draw
     from angpt_jax.generate import Generator

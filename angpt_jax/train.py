@@ -2,7 +2,7 @@
 
 import sys
 
-from angpt_jax import cli, rules
+from angpt_jax import cli, host_memory, rules
 from angpt_jax.config import Config
 from angpt_jax.stopping import EXIT_STOPPED, Stopped, StopRequest
 
@@ -12,6 +12,7 @@ def train(config: Config, name: str) -> int:
     cli.raise_problems(rules.check(config))
     try:
         with StopRequest(at_once=True) as stop:
+            host_memory.keep_freed()
             from angpt_jax.pretrain import pretrain  # not before: JAX takes a second to load, a bad value none
 
             code = pretrain(config, name, stop)

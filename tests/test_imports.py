@@ -11,8 +11,8 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files hidden json_text links slurm_array nu axes part layout ops measure attention attention.choice "
-    "attention.context attention.splash chips training_flops ahead ahead.hlo ahead.collectives "
+    "errors files hidden host_memory json_text links slurm_array nu axes part layout ops measure attention "
+    "attention.choice attention.context attention.splash chips training_flops ahead ahead.hlo ahead.collectives "
     "ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
