@@ -279,6 +279,17 @@ def test_each_is_tuned_on_training_loss_alone_and_the_edge_is_named(start: Start
         assert edge.min() == 255, f"{file.name}: something is cut off"
 
 
+@pytest.mark.parametrize("lost", [5.0, 94062.0])
+def test_a_lost_start_leaves_the_other_scores_their_height(lost: float):
+    over = {"optim.peak_lr": [1e-3, 2e-3, 4e-3]}
+    tunings = {
+        name: (place, tuning.choose(over, scores))
+        for place, (name, scores) in enumerate({"a": [4.5, 4.4, 4.4], "b": [4.3, 4.0, lost]}.items())
+    }
+    bottom, top = comparison.scores(tunings).axes[0].get_ylim()
+    assert 3.8 < bottom < 4.0 and 4.5 < top < 5.6
+
+
 def test_tuning_has_a_seed_of_its_own_and_one_budget_for_all(start: Start):
     config, table = table_of(*RATES, "--tune_steps", "10")
     rows = contenders.tuned(table, tuning.lists(config.tune_over), contenders.checked(table, "base"), config.tune_steps)

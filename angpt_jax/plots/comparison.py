@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from angpt_jax.plots import look
 from angpt_jax.plots.curves import unit
@@ -25,9 +24,10 @@ SPEEDUPS = (
     "Against the baseline, at equal loss: mean and interval over seeds, small dots are the seeds. Right of the line is "
     "faster."
 )
+SHOWN = 1.25  # a learning rate that loses the start would leave the others no height
 TUNING = (
     f"Training loss over the last tenth of the steps of each tuning run; a ring is what was chosen, a band the range "
-    f"within {WITHIN:.0%} of it. Runs that diverged are left out."
+    f"within {WITHIN:.0%} of it. Runs that diverged are left out, lost ones lie above the frame."
 )
 
 
@@ -128,7 +128,10 @@ def speedups(verdicts: Sequence[Verdict]) -> Figure:
 
 
 def scores(tunings: Mapping[str, tuple[int, Tuning]]) -> Figure:
-    """Against the first setting that has several numbers, all contenders in one panel; the best of the other ones."""
+    """Against the first setting that has several numbers, all contenders in one panel; the best of the other ones.
+
+    Scores of SHOWN times the worst of the chosen ones and more lie above the panel.
+    """
     figure, panels = look.grid(["score by value"], height=3.8)
     panel, key = panels[0, 0], next(iter(tunings.values()))[1].key
     for place, tuning in tunings.values():
@@ -141,10 +144,12 @@ def scores(tunings: Mapping[str, tuple[int, Tuning]]) -> Figure:
         if tuning.tolerance:
             ends = [tuning.tolerance.low, tuning.tolerance.high]
             panel.fill_between(ends, best[at], best[at] * (1 + WITHIN), color=style["color"], alpha=0.15, linewidth=0)
-    panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.xaxis.set_major_formatter("{x:g}")
-    panel.xaxis.set_minor_formatter(NullFormatter())
+    look.few_decades(panel)
+    found = [best[np.isfinite(best)] for best in (tuning.profile()[1] for _, tuning in tunings.values())]
+    lowest = [float(best.min()) for best in found if len(best)]
+    if lowest and max(float(best.max()) for best in found if len(best)) > SHOWN * max(lowest):
+        bottom, top = min(lowest), SHOWN * max(lowest)
+        panel.set_ylim(bottom - 0.05 * (top - bottom), top)
     look.name_axes(panels, look.plain(str(key)), ["training loss (nats per token)"])
     look.legend(figure, {name: look.line(place) for name, (place, _) in tunings.items()}, below=True)
     return figure

@@ -124,7 +124,8 @@ def curves_and_optima(found: dict[str, Fitted], name: str) -> Figure:
         ends = np.array([min(one.at for one in fit.optima), max(one.at for one in fit.optima)])
         right.plot(ends, fit.law(ends), color=look.GREY, label=f"exponent {fit.law.exponent:.3f}")
         right.legend()
-        left.set(xlabel=x, ylabel="loss (nats per token)", xscale="log")
+        left.set(xlabel=x, ylabel="loss (nats per token)")
+        look.few_decades(left)
         right.set(xlabel=at, ylabel=best, xscale="log", yscale="log")
     return figure
 

@@ -137,6 +137,14 @@ def _short(value: float) -> str:
     return f"{value:g}" if value >= 1e-4 else rf"${digit} \times 10^{{{int(power)}}}$"
 
 
+def few_decades(panel: Axes) -> None:
+    """A logarithmic x axis with 1, 2 and 5 of each decade, written out where that is short."""
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter(NullFormatter())
+
+
 def depth_axis(panel: Axes) -> None:
     """Whole numbers, from the first place to the last."""
     places = np.concatenate([*(np.asarray(line.get_xdata()) for line in panel.lines), []])
