@@ -21,9 +21,10 @@ train() { # flags
   mkdir -p "$root/runs"
   if mkdir "$here" 2>/dev/null; then # only one of several calls succeeds
     lines=+1
+    : >"$here/log" # there before anybody follows it
     # shellcheck disable=SC2016
     setsid bash -c '"${@:2}" & echo $! >"$1/train"; wait $!; echo $? >"$1/status"' \
-      bash "$here" "$python" -m angpt_jax.train "$@" </dev/null >"$here/log" 2>&1 &
+      bash "$here" "$python" -m angpt_jax.train "$@" </dev/null >>"$here/log" 2>&1 &
     echo $! >"$here/shell.new" && mv "$here/shell.new" "$here/shell"
   fi
   while [[ ! -e $here/shell ]]; do sleep 0.1; done

@@ -13,6 +13,7 @@ import pytest
 
 from angpt_jax import cli
 
+QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 TINY = """\
 model:
   {arch: angpt, width: 32, layers: 2, heads: 2, vocab: 300, context: 32, places: {head: {scale_init: 5.6}}}
@@ -39,11 +40,11 @@ def make_workspace(folder: Path) -> Path:
 
 
 def one_device() -> dict[str, str]:
-    """The environment of a process of its own: this package, one CPU device, what was compiled for processes before."""
-    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    """The environment of a process of its own: this package, one CPU device, fast compiles, what was compiled before."""
+    inherited = dict(os.environ)
     cache = str(Path(jax.config.values["jax_compilation_cache_dir"]) / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
-    kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return inherited | kept | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    ours = {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILES}
+    return inherited | ours | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def run_process(workspace: Path, command: str, *flags: str, **environment: str) -> Outcome:

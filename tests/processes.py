@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from commands import Outcome, one_device
+from commands import QUICK_COMPILES, Outcome, one_device
 
 from angpt_jax import metrics
 
@@ -26,11 +26,7 @@ def free_port() -> int:
 
 def environment(devices: int) -> dict[str, str]:
     """Of a process with virtual devices, which compiles as little as can be."""
-    flags = (
-        f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0 "
-        "--xla_cpu_use_fusion_emitters=false"
-    )
-    return one_device() | {"XLA_FLAGS": flags}
+    return one_device() | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILES}"}
 
 
 class Processes:

@@ -25,7 +25,8 @@ pod = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install -e '.[tpu]'"
 )
 # The compiler looks for a fast program for a fifth of the time; arrays and large collectives stay what they are.
-QUICK = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0"}
+PLAIN = {"XLA_FLAGS": ""}
+QUICK = PLAIN | {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0"}
 STAND_IN = """\
 model: {arch: angpt, width: 128, layers: 2, heads: 2, vocab: 256, context: 128, compute_dtype: bfloat16}
 optim: {peak_lr: 4e-3}
@@ -42,7 +43,9 @@ def workspace(tmp_path: Path) -> Path:
 
 def compile_for(workspace: Path, *flags: str, **environment: str) -> tuple[Outcome, dict[str, Any]]:
     """The command in a process of its own, and its JSON."""
-    done = run_process(workspace, "compile", "--config", "small.yaml", "--json", "out.json", *flags, **environment)
+    done = run_process(
+        workspace, "compile", "--config", "small.yaml", "--json", "out.json", *flags, **PLAIN | environment
+    )
     assert (workspace / "out.json").exists(), done.err
     assert sorted(tree(workspace)) == ["out.json", "small.yaml"]
     return done, json.loads((workspace / "out.json").read_text())

@@ -447,7 +447,7 @@ def without_network() -> tuple[str, list[str]]:
 def run_alone(folder: Path, command: str, *flags: str) -> Outcome:
     """In a process with secrets around it, without a network, and without the working directory on Python's path."""
     words = [*without_network()[1], f"angpt_jax.{command}", *flags]
-    environment = one_device() | SECRETS | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment = one_device() | SECRETS
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
