@@ -40,7 +40,7 @@ def make_workspace(folder: Path) -> Path:
 
 
 def one_device() -> dict[str, str]:
-    """The environment of a process of its own: this package, one CPU device, fast compiles, what was compiled before."""
+    """The environment of a process of its own: this package, a CPU device, fast compiles, kept for the next."""
     inherited = dict(os.environ)
     cache = str(Path(jax.config.values["jax_compilation_cache_dir"]) / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
     ours = {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILES}
