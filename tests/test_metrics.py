@@ -1,9 +1,15 @@
 """metrics.jsonl: one object a line, each step once, whatever happened before."""
 
+import errno
 import json
 import math
+import struct
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from angpt_jax import metrics
 from angpt_jax.metrics import MetricsWriter, read
 
 
@@ -38,7 +44,37 @@ def test_every_line_is_json_also_for_numbers_that_json_lacks(tmp_path: Path) -> 
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": "nan", "lr": "inf"}
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
-    write(tmp_path, 0, {"step": 1, "loss": 1.0})
-    (events,) = (tmp_path / "tensorboard").glob("events.*")
-    assert b"loss" in events.read_bytes()
+def events_of(folder: Path) -> list[Any]:
+    """What the only file of TensorBoard's holds: length, checksum, event, checksum, again and again."""
+    (path,), found = folder.glob("events.*"), []
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("Q", data[:8])
+        found.append(metrics.Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_gets_the_same_numbers_and_what_to_forget(tmp_path: Path) -> None:
+    write(tmp_path, 3, {"step": 4, "loss": 1.5, "mfu": None, "lr": math.nan})
+    version, start, loss = events_of(tmp_path / "tensorboard")
+    assert version.file_version == "brain.Event:2"
+    assert (start.step, start.session_log.status) == (4, metrics.SessionLog.START)
+    assert (loss.step, loss.summary.value[0].tag, loss.summary.value[0].simple_value) == (4, "loss", 1.5)
+
+
+def test_a_full_disk_is_an_error_here_and_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*what: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), metrics.MetricsWriter(tmp_path, 0) as writer:
+        monkeypatch.setattr(metrics.EventsWriter, "write_event", full)
+        for step in range(1, 100):
+            writer.write({"step": step, "loss": 1.0})
+    monkeypatch.undo()
+    close = metrics.EventsWriter.close
+    monkeypatch.setattr(metrics.EventsWriter, "close", lambda events: (close(events), full()))
+    with pytest.raises(ValueError, match="this"), metrics.MetricsWriter(tmp_path, 0):
+        raise ValueError("this")
+    with pytest.raises(OSError, match="No space"), metrics.MetricsWriter(tmp_path, 0):
+        pass
