@@ -31,8 +31,8 @@ class ModelConfig:
         scan_layers: compile one layer and scan over it (true) or unroll all layers (false); same parameters
         remat: what the backward pass computes again; none: nothing; full: each layer, from the stream before it; a list
             such as [attention, up]: all but these arrays of each layer
-        attention: which code computes attention: reference (whole score matrix), xla, cudnn (NVIDIA GPU), splash (TPU),
-            or auto, the best of them that can do it here
+        attention: which code computes attention: reference (whole score matrix), blocks (without most of what no query
+            sees), xla, cudnn (NVIDIA GPU), splash (TPU), or auto, the best of them that can do it here
         loss_vocab_chunk: vocabulary entries whose logits exist at once in the loss; must divide vocab; null is all
         places: replaces places of the recipe or single settings of them, e.g. {residual: {alpha_init: 0.1}}
     """
@@ -50,7 +50,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     scan_layers: bool = True
     remat: Literal["none", "full"] | list[str] = "none"
-    attention: Literal["auto", "reference", "xla", "cudnn", "splash"] = "auto"
+    attention: Literal["auto", "reference", "blocks", "xla", "cudnn", "splash"] = "auto"
     loss_vocab_chunk: int | None = None
     places: dict[str, Any] = field(default_factory=dict)
 

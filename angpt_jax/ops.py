@@ -1,6 +1,5 @@
 """Pure array functions, without parameters. Products in the compute dtype, everything delicate in float32."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from angpt_jax.layout import HERE, Layout, Place
+from angpt_jax.product import product
 
 Turns = tuple[Array, Array]  # cosines and sines of rotary angles
 
@@ -21,38 +21,6 @@ def linear(x: Array, kernel: Array, nu: float, dtype: Any, out_dtype: Any | None
     """
     y: Any = product(x.astype(dtype), kernel, place)
     return (y * nu).astype(out_dtype or dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: Array, kernel: Array, place: Place) -> Array:
-    """W x in float32, from operands in the dtype of x; so are the two products of the backward pass, whose gradient of
-    the kernel stays float32.
-
-    The kernel is cast, then gathered from its `place`, and again in the backward pass: only its parts are kept. Its
-    gradient is brought back to parts at once (ZeRO-3, arXiv 1910.02054).
-    """
-    w = place.gathered(kernel.astype(x.dtype))
-    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def _product_forward(x: Array, kernel: Array, place: Place) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, kernel, place), (x, kernel)
-
-
-def _product_backward(place: Place, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    tokens, last = tuple(range(x.ndim - 1)), x.ndim - 1
-    w, dy = place.gathered(kernel.astype(x.dtype)), dy.astype(x.dtype)
-    dx = jax.lax.dot_general(dy, w, (((last,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    dw = place.added_up(partial(_over_tokens, tokens), x, dy)
-    return dx.astype(x.dtype), dw.astype(kernel.dtype)
-
-
-def _over_tokens(tokens: tuple[int, ...], x: Array, dy: Array) -> Array:
-    return jax.lax.dot_general(x, dy, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
-
-
-product.defvjp(_product_forward, _product_backward)
 
 
 def lookup(table_VD: Array, tokens_BL: Array, layout: Layout) -> Array:

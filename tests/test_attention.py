@@ -11,7 +11,7 @@ import pytest
 from attention_cases import HEADS, SCALE, arrays, attention, documents, layout, lies, text_of, with_gradients
 
 from angpt_jax import ops
-from angpt_jax.attention import attend
+from angpt_jax.attention import attend, blocks
 from angpt_jax.attention.splash import block
 from angpt_jax.layout import Layout
 
@@ -47,13 +47,13 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("segments", SEGMENTS)
-@pytest.mark.parametrize("implementation", ["xla", "splash"])
+@pytest.mark.parametrize("implementation", ["blocks", "xla", "splash"])
 def test_an_implementation_is_the_reference(implementation, segments):
     expected = computed("reference", segments)
     assert_close(computed(implementation, segments), expected, EXACT)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
+@pytest.mark.parametrize("implementation", ["reference", "blocks", "xla", "splash"])
 def test_in_bfloat16_scores_and_softmax_are_float32(implementation):
     q, k, v, dy = arrays(B, 256, H, G, K, jnp.bfloat16)
     exact = with_gradients(attention("reference", LARGE, Layout()))
@@ -64,7 +64,7 @@ def test_in_bfloat16_scores_and_softmax_are_float32(implementation):
 
 
 @pytest.mark.parametrize("split", LAYOUTS)
-@pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
+@pytest.mark.parametrize("implementation", ["reference", "blocks", "xla", "splash"])
 def test_on_a_mesh_it_is_what_it_is_on_one_device(implementation, split):
     segments = "one document" if split == "length" else "documents"
     expected = computed("reference", segments)
@@ -79,7 +79,7 @@ def test_the_cases_tell_wrong_attention_from_right():
 
 
 @pytest.mark.parametrize("key_heads", [1, 2])
-@pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
+@pytest.mark.parametrize("implementation", ["reference", "blocks", "xla", "splash"])
 def test_queries_keep_their_keys_where_there_are_fewer_than_devices(implementation, key_heads):
     own = layout(1, 4, 2, rules=(HEADS, ("length", ("context",))))
     compare(implementation, own, arrays(1, 256, 8, key_heads, K))
@@ -100,7 +100,7 @@ def compare(implementation: Any, place: Layout, given: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("split", ["nothing", "length"])
-@pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
+@pytest.mark.parametrize("implementation", ["reference", "blocks", "xla", "splash"])
 def test_a_token_changes_nothing_before_it(implementation, split):
     q, k, v, _ = arrays(1, 256, 2, 1, K)
     compute = jax.jit(attention(implementation, SCALE, layout_of(split)))
@@ -111,7 +111,7 @@ def test_a_token_changes_nothing_before_it(implementation, split):
         assert (after[:, m:] != before[:, m:]).any(axis=(0, 2, 3)).all()
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla", "splash"])
+@pytest.mark.parametrize("implementation", ["reference", "blocks", "xla", "splash"])
 def test_a_device_has_the_scores_of_its_own_queries_alone(implementation):
     split, (batch, length, heads, key_heads, width) = layout(1, 2, 4), (3, 512, 10, 2, K)
     q, k, v, dy = arrays(batch, length, heads, key_heads, width)
@@ -130,6 +130,7 @@ def test_a_device_has_the_scores_of_its_own_queries_alone(implementation):
 
 KEPT = {
     "reference": [(B, L, H, K)],
+    "blocks": [(B, L, H, K)],
     "xla": [(B, L, H, K)],
     "splash": [(B, H, L, K), (B, H, L)],  # y as the kernel gave it, and log Σ exp
 }
@@ -147,6 +148,24 @@ def test_the_name_attention_keeps_what_the_backward_pass_needs(implementation):
         return sorted(x.shape for x in residuals)
 
     assert kept("attention") == sorted([*kept(), *KEPT[implementation]])
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 130, 300, 600])
+def test_blocks_of_queries_are_the_whole_without_what_they_do_not_see(length):
+    *inputs, dy = arrays(2, length, 4, 2, 8)
+    args = (*inputs, documents(2, length), dy)
+    found, expected = (with_gradients(attention(name, SCALE, Layout())) for name in ("blocks", "reference"))
+    assert_close(jax.jit(found)(*args), jax.jit(expected)(*args), EXACT)
+
+
+def test_blocks_of_queries_have_almost_half_of_the_scores():
+    args = (*arrays(1, 1024, 1, 1, 64)[:3], None)
+    flops = [
+        jax.jit(attention(name, SCALE, Layout())).lower(*args).compile().cost_analysis()["flops"]
+        for name in ("blocks", "reference")
+    ]
+    assert 0.5 < flops[0] / flops[1] < 0.6
+    assert [blocks.block(length) for length in (1, 128, 256, 512, 1024, 4096)] == [64, 64, 128, 128, 128, 512]
 
 
 def test_blocks_divide_the_window():

@@ -30,8 +30,8 @@ def layout(device: Any, parts: int = 1) -> Layout:
 @pytest.mark.parametrize(
     "device, parts, other, chosen",
     [
-        (CPU, 1, {}, "reference"),
-        (CPU, 4, {}, "reference"),
+        (CPU, 1, {}, "blocks"),
+        (CPU, 4, {}, "blocks"),
         (TPU, 1, {}, "splash"),
         (TPU, 16, {}, "splash"),
         (TPU, 1, {"dtype": "float32", "attend_across_documents": False, "head_width": 20}, "splash"),
@@ -54,24 +54,24 @@ def test_auto_is_the_best_that_can_do_it(device, parts, other, chosen):
 
 
 def test_without_a_mesh_the_devices_are_those_here():
-    assert jax.default_backend() != "cpu" or choose("auto", Layout(), **CAN) == "reference"
+    assert jax.default_backend() != "cpu" or choose("auto", Layout(), **CAN) == "blocks"
 
 
 @pytest.mark.parametrize("device", [CPU, TPU, H100, AMD, METAL])
-@pytest.mark.parametrize("name", ["reference", "xla"])
-def test_two_can_do_everything_everywhere(name, device):
+@pytest.mark.parametrize("name", ["reference", "blocks", "xla"])
+def test_three_can_do_everything_everywhere(name, device):
     for parts in (1, 2):
         assert choose(name, layout(device, parts), "float32", False, 20, 2000) == name
 
 
 REFUSED = [
-    ("splash", CPU, 1, {}, ["splash needs a TPU, got cpu devices; reference, xla or auto would do"]),
+    ("splash", CPU, 1, {}, ["splash needs a TPU, got cpu devices; reference, blocks, xla or auto would do"]),
     (
         "splash",
         H100,
         1,
         {},
-        ["splash needs a TPU, got NVIDIA H100 80GB HBM3 devices; reference, xla, cudnn or auto would do"],
+        ["splash needs a TPU, got NVIDIA H100 80GB HBM3 devices; reference, blocks, xla, cudnn or auto would do"],
     ),
     (
         "splash",
@@ -80,7 +80,7 @@ REFUSED = [
         {"context": 2000},
         [
             "splash needs a multiple of 128 tokens, got model.context 2000; "
-            "1920 or 2048 there, or reference, xla or auto here, would do"
+            "1920 or 2048 there, or reference, blocks, xla or auto here, would do"
         ],
     ),
     (
@@ -90,30 +90,30 @@ REFUSED = [
         {"context": 384},
         [
             "splash needs a multiple of 128 * mesh.context = 512 tokens, got model.context 384; "
-            "512 there, or reference, xla or auto here, would do"
+            "512 there, or reference, blocks, xla or auto here, would do"
         ],
     ),
-    ("cudnn", CPU, 1, {}, ["cudnn needs an NVIDIA GPU, got cpu devices; reference, xla or auto would do"]),
+    ("cudnn", CPU, 1, {}, ["cudnn needs an NVIDIA GPU, got cpu devices; reference, blocks, xla or auto would do"]),
     (
         "cudnn",
         TPU,
         1,
         {},
-        ["cudnn needs an NVIDIA GPU, got TPU v5 lite devices; reference, xla, splash or auto would do"],
+        ["cudnn needs an NVIDIA GPU, got TPU v5 lite devices; reference, blocks, xla, splash or auto would do"],
     ),
     (
         "cudnn",
         AMD,
         1,
         {},
-        ["cudnn needs an NVIDIA GPU, got AMD Instinct MI300X devices; reference, xla or auto would do"],
+        ["cudnn needs an NVIDIA GPU, got AMD Instinct MI300X devices; reference, blocks, xla or auto would do"],
     ),
     (
         "cudnn",
         V100,
         1,
         {},
-        ["cudnn needs compute capability 8.0 or more, got 7.0; reference, xla or auto would do"],
+        ["cudnn needs compute capability 8.0 or more, got 7.0; reference, blocks, xla or auto would do"],
     ),
     (
         "cudnn",
@@ -122,7 +122,7 @@ REFUSED = [
         {"attend_across_documents": False},
         [
             "cudnn can't part documents, got data.attend_across_documents false; "
-            "true there, or reference, xla or auto here, would do"
+            "true there, or reference, blocks, xla or auto here, would do"
         ],
     ),
     (
@@ -132,7 +132,7 @@ REFUSED = [
         {"dtype": "float32"},
         [
             "cudnn needs bfloat16, got model.compute_dtype float32; "
-            "bfloat16 there, or reference, xla or auto here, would do"
+            "bfloat16 there, or reference, blocks, xla or auto here, would do"
         ],
     ),
     (
@@ -142,8 +142,8 @@ REFUSED = [
         {"head_width": 132},
         [
             "cudnn needs a head width that is a multiple of 8 and at most 128, got model.width / model.heads = 132; "
-            "reference, xla or auto would do",
-            "cudnn needs whole windows, got mesh.context 4; 1 there, or reference, xla or auto here, would do",
+            "reference, blocks, xla or auto would do",
+            "cudnn needs whole windows, got mesh.context 4; 1 there, or reference, blocks, xla or auto here, would do",
         ],
     ),
 ]

@@ -11,9 +11,9 @@ import angpt_jax
 
 ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
-    "errors files hidden host_memory json_text links slurm_array nu axes part layout ops measure attention "
-    "attention.choice attention.context attention.splash chips training_flops ahead ahead.hlo ahead.collectives "
-    "ahead.costs ahead.batch_search processes",
+    "errors files hidden host_memory json_text links slurm_array nu axes part layout product ops measure attention "
+    "attention.blocks attention.choice attention.context attention.splash chips training_flops ahead ahead.hlo "
+    "ahead.collectives ahead.costs ahead.batch_search processes",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
@@ -39,7 +39,9 @@ STANDALONE = "exports.standalone"  # files that an export takes along; they have
 WITHIN = {
     0: [
         ("layout", "axes"),
+        ("product", "layout"),
         ("ops", "layout"),
+        ("ops", "product"),
         ("attention", ""),
         ("ahead", "ahead"),
     ],

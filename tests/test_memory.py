@@ -200,9 +200,20 @@ def test_the_backward_products_take_operands_of_the_compute_dtype(dtype):
     assert [g.dtype for g in gradient(x_BLD, w_DF)] == [jnp.float32, jnp.float32]
 
 
-def test_the_gradients_of_a_product_are_those_of_numpy():
+@pytest.mark.parametrize("inner, outer", [(8, 3), (3, 8)])
+def test_the_gradients_of_a_product_are_those_of_numpy(inner, outer):
     rng = np.random.default_rng(0)
-    x, w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 5, 8), (8, 3), (2, 5, 3)))
+    shapes = (2, 5, inner), (inner, outer), (2, 5, outer)
+    x, w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
     dx, dw = jax.vjp(lambda x, w: ops.product(x, w, Place()), x, w)[1](jnp.asarray(dy))
     np.testing.assert_allclose(dx, dy @ w.T, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(dw, np.einsum("bld,blf->df", x, dy), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner, outer", [(64, 256), (256, 64)])
+def test_on_a_cpu_the_gradient_of_a_weight_turns_the_narrower_side(inner, outer):
+    x, dy, w = jnp.ones((2, 96, inner)), jnp.ones((2, 96, outer)), jnp.ones((inner, outer))
+    lowered = jax.jit(lambda x, w, dy: jax.vjp(lambda w: ops.product(x, w, Place()), w)[1](dy)).lower(x, w, dy)
+    program = lowered.compile().as_text()
+    assert "f32[64,192]" in program and "f32[256,192]" not in program
+    assert "lhs_contracting_dims={0}" not in program

@@ -7,7 +7,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from angpt_jax import ops
-from angpt_jax.attention import context, splash
+from angpt_jax.attention import blocks, context, splash
 from angpt_jax.attention.choice import Implementation as Implementation
 from angpt_jax.attention.choice import choose as choose
 from angpt_jax.layout import Layout
@@ -28,7 +28,7 @@ def attend(
     """
     if implementation == "splash":
         return splash.attention(q_BLHK, k_BLGK, v_BLGK, segments_BL, scale, layout)
-    local = {"reference": reference, "xla": xla, "cudnn": cudnn}[implementation]
+    local = {"reference": reference, "blocks": blocks.attention, "xla": xla, "cudnn": cudnn}[implementation]
     arrays = q_BLHK, k_BLGK, v_BLGK, segments_BL
     if layout.parts("length") > 1 or (implementation == "cudnn" and layout.mesh is not None):
         y_BLHK = context.on_each_device(partial(local, scale=scale), *arrays, layout)

@@ -11,9 +11,9 @@ from angpt_jax.attention.splash import LANES
 from angpt_jax.errors import UserError
 from angpt_jax.layout import Layout
 
-Implementation = Literal["reference", "xla", "cudnn", "splash"]
+Implementation = Literal["reference", "blocks", "xla", "cudnn", "splash"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
-BEST: dict[str, tuple[Implementation, ...]] = {"tpu": ("splash",), "gpu": ("cudnn",), "cpu": ("reference",)}
+BEST: dict[str, tuple[Implementation, ...]] = {"tpu": ("splash",), "gpu": ("cudnn",), "cpu": ("blocks",)}
 AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities of NVIDIA's GPUs
 
 
@@ -66,8 +66,8 @@ def choose(
 ) -> Implementation:
     """The implementation that `wanted` stands for on the devices of `layout`; a UserError if it can't do it there.
 
-    `auto` is the best of those that can: splash on a TPU and cudnn on an NVIDIA GPU, xla where these can't, and the
-    reference on a CPU. A name is that implementation and no other.
+    `auto` is the best of those that can: splash on a TPU and cudnn on an NVIDIA GPU, xla where these can't, and
+    blocks on a CPU. A name is that implementation and no other.
     """
     task = Task(layout, dtype, attend_across_documents, head_width, context)
     able = [name for name in IMPLEMENTATIONS if not list(refusals(name, task))]
