@@ -34,7 +34,8 @@ _RULES = """\
 --config and flags can be mixed; a later file overrides an earlier one and flags override files, key by key
 (mappings are merged). --KEY VALUE and --KEY=VALUE are the same; a key below a mapping is reached with a further
 dot; lists and mappings are written as YAML: '[1, 2]', '{a: 1}'. Whole numbers are digits (1000 or 1_000; 1e3 is
-refused), other numbers may be 0.001 or 1e-3; booleans are true or false; null is "no value" where it is allowed."""
+refused), other numbers may be 0.001 or 1e-3; booleans are true or false, a flag without a value is true; null is
+"no value" where it is allowed."""
 
 
 @dataclass
@@ -103,7 +104,7 @@ def config_name(argv: list[str], default: str, command: str = "train") -> str:
 def parse(
     schema: type[T], argv: list[str], *, command: str, default_config: str | None = None, words: str | None = None
 ) -> T:
-    """The `schema` that a command line describes; `default_config` is read if it names no --config.
+    """The `schema` that a command line describes; `default_config` is read if it names no --config and has no words.
 
     Words that are no flags fill the field `words`, a list of str; without one they are refused. A UserError lists
     everything that is wrong with keys and types (their meaning is checked elsewhere, for training in
@@ -115,7 +116,7 @@ def parse(
         raise SystemExit(0)
     form, all_read = Form(schema), True
     form.note(*given.problems)
-    for name in given.configs or filter(None, [default_config]):
+    for name in given.configs or filter(None, [None if words and given.plain else default_config]):
         try:
             path = config_path(name, command)
             values = read_mapping(path)

@@ -82,14 +82,7 @@ def compare(config: CompareConfig, name: str) -> int:
 
 
 def contenders_of(config: CompareConfig) -> tuple[list[Row], list[str]]:
-    """The rows that a config or the words of the command line name, and what is wrong with them."""
-    if not config.configs:
-        return rows.read(config.list, config.config, config.values)
-    entries = [{"name": Path(word).stem, "config": [word]} for word in config.configs]
-    table, problems = rows.read(entries, [], config.values, key="configs")
-    given = [key for key, value in (("config", config.config), ("list", config.list)) if value]
-    problems += [f"configs: can't be given together with {key}, got {show(config.configs)}" for key in given]
-    return table, problems
+    return rows.named(config.configs, config.list, config.config, config.values)
 
 
 def check(config: CompareConfig, table: list[Row]) -> Iterator[str]:

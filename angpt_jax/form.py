@@ -59,6 +59,8 @@ class Form:
 
     def _flag_value(self, path: KeyPath, text: str | None) -> Any:
         leaf, rest = self._owner(path)
+        if text is None and leaf.hint is bool:
+            return True
         if text is None:
             raise UserError(f"{dotted(path)}: needs a value" + ("" if rest else f"; expected {allowed(leaf.hint)}"))
         if text == "" or (not rest and str in options(leaf.hint)):

@@ -27,6 +27,7 @@ from angpt_jax.parts.head import PlainLogits
 SHORTEST = 16  # bucket of prompts; the next ones double
 SLOTS = 16  # places for new tokens are a multiple of this
 CHUNK = 16  # tokens of each row between two looks at what was drawn
+MANY_ROWS = 8  # from which on a CPU's own products decode faster than those of the library that XLA takes for them
 GREEDY = Draw()
 Prompts = Sequence[Sequence[int]]
 Stop = Callable[[list[int]], bool]
@@ -42,9 +43,11 @@ class Generator:
         self._context = context
         self.programs = cache(self._compiled)
 
-    def _compiled(self, draw: Draw) -> tuple[Any, Any]:
+    def _compiled(self, draw: Draw, rows: int) -> tuple[Any, Any]:
         steps = Steps(self._model, self._known, self._end, draw, CHUNK)
-        return jax.jit(steps.first, static_argnames="slots"), jax.jit(steps.more, donate_argnames="state")
+        how = own_products() if rows >= MANY_ROWS and jax.default_backend() == "cpu" else None
+        more = jax.jit(steps.more, donate_argnames="state", compiler_options=how)
+        return jax.jit(steps.first, static_argnames="slots"), more
 
     def batch(
         self, prompts: Prompts, most: int, draw: Draw = GREEDY, seed: int = 0, stop: Stop | None = None
@@ -69,9 +72,9 @@ class Generator:
 
     def _chunks(self, prompts: Prompts, most: int, draw: Draw, seed: int) -> Iterator[np.ndarray]:
         """Drawn ids_BN: one token of each row, then a chunk at a time. There may be more rows than prompts."""
-        first, more = self.programs(draw)
         parts = self._model.how.layout.parts("batch")
         rows = [*prompts, *[prompts[0]] * (-len(prompts) % parts)]
+        first, more = self.programs(draw, len(rows))
         length_B = np.array([len(row) for row in rows], np.int32)
         most = min(most, self._context - int(length_B.min()))
         places = bucket(int(length_B.max()))
@@ -108,6 +111,17 @@ class _Row:
             self._ids.append(token)
             self.ended = len(self._ids) >= self._limit or (self._stop is not None and self._stop(self._ids))
         return self._ids[before:]
+
+
+@cache
+def own_products() -> dict[str, str] | None:
+    """How XLA is told to keep products on a CPU to itself; None where it knows no other."""
+    how = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    try:
+        jax.jit(jnp.negative, compiler_options=how).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:  # no such option
+        return None
+    return how
 
 
 def bucket(length: int) -> int:

@@ -20,12 +20,13 @@ def keep_freed() -> bool:
     that is larger by 0.4. Whoever sets a MALLOC_… of glibc or GLIBC_TUNABLES has decided otherwise.
     """
     decided = "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ)
-    if decided or "jax" in sys.modules or sys.platform != "linux" or not _is_cpu():
+    if decided or "jax" in sys.modules or sys.platform != "linux" or not computes_on_cpu():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(name, value) for name, value in KEEP.items())
 
 
-def _is_cpu() -> bool:
+def computes_on_cpu() -> bool:
+    """Whether JAX will compute on the CPU, as far as can be said before it is imported."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return platforms == "cpu" or not (platforms or any(any(Path("/dev").glob(name)) for name in ACCELERATORS))

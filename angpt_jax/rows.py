@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from angpt_jax import cli, rules
@@ -72,6 +73,18 @@ def read(
         if not found:
             rows[name] = Row(name, tuple(started_from), {**shared, **changed})
     return list(rows.values()), problems
+
+
+def named(
+    words: Sequence[str], entries: Iterable[Any], configs: Sequence[str], values: Mapping[str, Any]
+) -> tuple[list[Row], list[str]]:
+    """The rows that the words of a command line name, each a run config, or else those of a list; and what is wrong."""
+    if not words:
+        return read(entries, configs, values)
+    table, problems = read([{"name": Path(word).stem, "config": [word]} for word in words], [], values, key="configs")
+    given = [key for key, value in (("config", configs), ("list", entries)) if value]
+    problems += [f"configs: can't be given together with {key}, got {show(words)}" for key in given]
+    return table, problems
 
 
 def name_of(values: Mapping[str, Any]) -> str:

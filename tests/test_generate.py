@@ -95,7 +95,7 @@ def test_another_length_of_the_bucket_compiles_nothing() -> None:
     compiled: list[Any] = []
 
     def programs() -> int:
-        return sum(program._cache_size() for program in mine.programs(Draw()))
+        return sum(program._cache_size() for program in mine.programs(Draw(), 2))
 
     for length in (1, 2, 9, 16):
         mine.batch([[60] * length] * 2, 20)

@@ -13,7 +13,7 @@ ROOT = Path(angpt_jax.__file__).parent
 LEVELS = [
     "errors files hidden host_memory json_text links slurm_array nu axes part layout product ops measure attention "
     "attention.blocks attention.choice attention.context attention.splash chips training_flops ahead ahead.hlo "
-    "ahead.collectives ahead.costs ahead.batch_search processes",
+    "ahead.collectives ahead.costs ahead.batch_search processes timing timing.load",
     "parts parts.gate parts.head parts.init parts.norms parts.pointwise parts.qk parts.residual",
     "arch places archs archs.angpt archs.gpt_plus archs.layer_norm archs.ngpt archs.norm_variants how seen model",
     "config schema yaml_files form cli path_rules task_files processes.cluster processes.membership meshes mesh_rules "
@@ -23,14 +23,14 @@ LEVELS = [
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
     "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans "
-    "laws laws.points laws.loss laws.optima laws.bootstrap laws.fits",
+    "laws laws.points laws.loss laws.optima laws.bootstrap laws.fits timing.side",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.installed "
-    "plots.laws plots.comparison tuning verdict",
+    "plots.laws plots.comparison tuning verdict timing.rounds timing.results",
     "job pretrain finished init_from trials contenders standings announce trained weights harness ahead.step "
     "ahead.report ahead.table exports exports.exported exports.tensors exports.description exports.tokenizer "
-    "exports.writing exports.reading",
-    "train sample evaluate export prepare report scaling sweep compare compile nu.__main__",
+    "exports.writing exports.reading timing.measures timing.child",
+    "train sample evaluate export prepare report scaling sweep compare compile bench nu.__main__",
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules.split()}
 COMMANDS = set(LEVELS[-1].split())
@@ -81,6 +81,7 @@ WITHIN = {
         ("standings", "trials"),
         ("standings", "contenders"),
         ("announce", "standings"),
+        ("timing.child", "timing.measures"),
     ],
     5: [
         ("evaluation", "step"),
@@ -100,6 +101,7 @@ WITHIN = {
         ("plots.comparison", "tuning"),
         ("plots.comparison", "verdict"),
         ("loop", "evaluation"),
+        ("timing.results", "timing.rounds"),
     ],
 }
 ON_DEVICES = {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}
