@@ -95,7 +95,7 @@ def test_it_writes_no_run(done: Outcome, workspace: Path):
 
 def process(**seconds: list[float]) -> Rounds:
     """Rounds with these seconds."""
-    kept = {
+    kept: dict[str, list[Any]] = {
         name: [{"seconds": each, "waited": 0.1 * each, "faults": 5.0, "elapsed": each} for each in every]
         for name, every in ({"gemm": [0.1]} | seconds).items()
     }
