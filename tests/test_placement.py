@@ -67,11 +67,11 @@ def test_a_start_says_the_code_of_attention_and_on_several_devices_the_table():
         Config, ["--model.arch", "angpt", *SIZES.split(), *"--optim.peak_lr 1 --run.steps 9".split()], command="x"
     )
     alone = experiment.build(*experiment.resolved(given), jax.devices()[:1])
-    assert placement.at_start(alone, "auto") == ["attention: reference (auto)"]
-    assert placement.at_start(alone, "reference") == ["attention: reference"]
+    assert placement.at_start(alone, "auto") == ["attention: blocks (auto)"]
+    assert placement.at_start(alone, "blocks") == ["attention: blocks"]
     several = built("--mesh.tensor", "2")
     assert placement.at_start(several, "auto") == [
-        "attention: reference (auto)",
+        "attention: blocks (auto)",
         "mesh: replica 1, fsdp 4, tensor 2, context 1",
         *placement.table(several),
     ]
