@@ -12,7 +12,7 @@ from angpt_jax import sharding
 from angpt_jax.config import MeshConfig
 from angpt_jax.data.tokenizer import ByteTokenizer
 from angpt_jax.decoding import Draw
-from angpt_jax.generate import CHUNK, Generator, bucket
+from angpt_jax.generate import CHUNK, MANY_ROWS, Generator, bucket, own_products
 from angpt_jax.how import How
 
 CONTEXT = 48
@@ -103,6 +103,22 @@ def test_another_length_of_the_bucket_compiles_nothing() -> None:
     assert compiled == [2, 2, 2, 2]
     mine.batch([[60] * 17] * 2, 20)
     assert programs() == 4
+
+
+def test_many_rows_have_the_tokens_of_few() -> None:
+    """On a CPU another library computes their products."""
+    assert MANY_ROWS <= len(PROMPTS) * 3
+    assert shared().batch([*PROMPTS] * 3, 9) == shared().batch(PROMPTS, 9) * 3
+
+
+def test_products_stay_what_they_are_where_there_is_no_other_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_products() is not None
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
+
+    monkeypatch.setattr(jax, "jit", refuse)
+    assert own_products.__wrapped__() is None
 
 
 MESHES = [MeshConfig(replica=-1, fsdp=1), MeshConfig(replica=2, fsdp=2, tensor=2)]
