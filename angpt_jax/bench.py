@@ -1,6 +1,5 @@
 """`python -m angpt_jax.bench`: how fast several configs train and decode here, interleaved in one run, as ratios."""
 
-import json
 import os
 import platform
 import sys
@@ -10,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from angpt_jax import cli, path_rules, rows
-from angpt_jax.errors import StorageError, UserError
-from angpt_jax.files import write_whole
+from angpt_jax import cli, json_output, path_rules, rows
+from angpt_jax.errors import UserError
 from angpt_jax.rows import Row
 from angpt_jax.schema import show
 from angpt_jax.stopping import EXIT_STOPPED, Stopped, StopRequest
@@ -89,11 +87,7 @@ def bench(config: BenchConfig, name: str) -> int:
     found = results.report(sides, baseline, {"cpu": _cpu(), "cores": _cores(), "plan": vars(plan)})
     print_table(*results.table(found, baseline))
     print(*_notes(found["machine"]), sep="\n")
-    if config.json is not None:
-        try:
-            write_whole(Path(config.json), json.dumps(found, indent=2) + "\n")
-        except OSError as error:
-            raise StorageError(f"json: can't be written ({error.strerror}), got {show(config.json)}") from error
+    json_output.write(config.json, found)
     return 0
 
 
@@ -131,9 +125,7 @@ def check(config: BenchConfig, table: list[Row]) -> Iterator[str]:
 def _notes(machine: dict[str, Any]) -> list[str]:
     """What the numbers of the table mean."""
     peak, load = machine["peak_flops_per_second"] / 1e9, machine["load_of_others"]
-    which = (
-        "of a product in this run" if peak * 1e9 == machine["gemm_flops_per_second"] else "of the device's data sheet"
-    )
+    which = "of a product in this run" if machine["peak_is_measured"] else "of the device's data sheet"
     others = "unknown" if load is None else f"{load:.2f} cores on average"
     repeated = f"{machine['repeated_rounds']} rounds were repeated, {machine['rounds']} kept"
     return [

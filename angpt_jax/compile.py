@@ -3,18 +3,13 @@
 Exit codes: 0 it fits, or that can't be known; 1 it does not; 2 bad input.
 """
 
-import json
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from angpt_jax import cli, path_rules, rules
+from angpt_jax import cli, json_output, path_rules, rules
 from angpt_jax.ahead import topologies
 from angpt_jax.config import Config
-from angpt_jax.errors import StorageError
-from angpt_jax.files import write_whole
-from angpt_jax.schema import show
 
 TOO_LARGE = 1  # exit code
 # For the TPU compiler where there is no TPU: don't ask the cloud what this machine is, leave any TPU here alone, let
@@ -63,11 +58,7 @@ def compile_step(config: CompileConfig, name: str) -> int:
     prepared = prepare(config, config.topology, config.slices)
     found: dict[str, Any] = {"config": name} | report(prepared, config.topology, config.largest_batch)
     print(table(found))
-    if config.json is not None:
-        try:
-            write_whole(Path(config.json), json.dumps(found, indent=2) + "\n")
-        except OSError as error:
-            raise StorageError(f"json: can't be written ({error.strerror}), got {show(config.json)}") from error
+    json_output.write(config.json, found)
     return TOO_LARGE if found["memory"]["fits"] is False else 0
 
 

@@ -1,18 +1,15 @@
 """`python -m angpt_jax.evaluate`: loss, perplexity and bits per byte of a run on named data; tasks of
 lm-evaluation-harness."""
 
-import json
 import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angpt_jax import cli, host_memory, mesh_rules, path_rules
+from angpt_jax import cli, host_memory, json_output, mesh_rules, path_rules
 from angpt_jax.config import FromRun, MeshConfig
-from angpt_jax.errors import StorageError, UserError
-from angpt_jax.files import write_whole
-from angpt_jax.schema import show
+from angpt_jax.errors import UserError
 from angpt_jax.tables import UNKNOWN, print_table
 
 if TYPE_CHECKING:
@@ -74,9 +71,9 @@ def evaluate(config: EvaluateConfig, name: str) -> int:
     print(f"{model.model.arch.name} of step {model.step:,}, {directory}")
     _print_sets(sets)
     _print_tasks(results)
-    if config.json is not None:
-        facts = {"run": str(directory), "step": model.step, "arch": model.model.arch.name, "folded": config.fold}
-        _write(config.json, facts | {"sets": {name: _record(result) for name, result in sets.items()}}, results)
+    facts = {"run": str(directory), "step": model.step, "arch": model.model.arch.name, "folded": config.fold}
+    judged = {"sets": {name: _record(result) for name, result in sets.items()}, "harness": results}
+    json_output.write(config.json, facts | judged)
     return 0
 
 
@@ -205,13 +202,6 @@ def _figure(value: float | None) -> str:
     if value is None or math.isnan(value):
         return UNKNOWN
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _write(path: str, facts: dict[str, Any], results: "Results") -> None:
-    try:
-        write_whole(Path(path), json.dumps(facts | {"harness": results}, indent=2) + "\n")
-    except OSError as error:
-        raise StorageError(f"json: can't be written ({error.strerror}), got {show(path)}") from error
 
 
 if __name__ == "__main__":

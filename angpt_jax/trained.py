@@ -81,7 +81,7 @@ def load(directory: Path, mesh: MeshConfig, folded: bool | None = False, compute
     weights_folder.check(directory, was_folded, found.data)
     model, params = built.model, found.state
     if not was_folded and (folded or (folded is None and not obstacles)):
-        model, params = _folded(model, params)
+        model, params = fold_in(model, params)
     return Trained(found.step, config, model, params, tokenizer, run_config)
 
 
@@ -129,7 +129,8 @@ def _as_used(config: Config, mesh: MeshConfig, compute_dtype: str | None) -> Con
     )
 
 
-def _folded(model: Decoder, params: Any) -> tuple[Decoder, Any]:
+def fold_in(model: Decoder, params: Any) -> tuple[Decoder, Any]:
+    """The plain decoder and its parameters; there must be no `fold.obstacles`."""
     params = jax.jit(partial(fold.folded, model.arch, model.sizes))(params)
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
         raise UserError("fold: an alpha of exactly 1 forgets the stream, which plain sums can't, got true; false")

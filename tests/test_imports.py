@@ -23,7 +23,7 @@ LEVELS = [
     "data data.corpus data.tokenizer data.tokenizer_files data.shards data.prepared data.packing data.text_cache "
     "data.tokens data.pipeline data.sources data.units data.streams data.columns data.readers data.tfds_sets "
     "data.sentencepieces data.words data.work data.build data.workspace data.plans "
-    "laws laws.points laws.loss laws.optima laws.bootstrap laws.fits timing.side",
+    "laws laws.points laws.loss laws.optima laws.bootstrap laws.fits timing.side json_output",
     "step instruments evaluation experiment fold decoding generate placement footprint dry_run loop scoring "
     "harness_run plots plots.look plots.history plots.curves plots.depth plots.pictures plots.page plots.installed "
     "plots.laws plots.comparison tuning verdict timing.rounds timing.results",
@@ -82,6 +82,7 @@ WITHIN = {
         ("standings", "contenders"),
         ("announce", "standings"),
         ("timing.child", "timing.measures"),
+        ("timing.measures", "trained"),
     ],
     5: [
         ("evaluation", "step"),

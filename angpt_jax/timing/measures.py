@@ -4,7 +4,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace, TracebackType
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from angpt_jax import chips, cli, experiment, flops, fold, footprint, optim, rules, sharding
+from angpt_jax import chips, cli, experiment, flops, fold, footprint, optim, rules, sharding, trained
 from angpt_jax.arch import Constraint
 from angpt_jax.config import Config
 from angpt_jax.data import pipeline
@@ -99,8 +98,7 @@ class Measures:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with closing(self._batches):
-            pass
+        self._batches.close()
 
     def round(self, name: str) -> dict[str, float]:
         return self._measures[name].round()
@@ -183,11 +181,9 @@ class Measures:
 
     def _decode(self) -> dict[str, Measure]:
         """Greedy tokens behind prompts that are read already, with all factors folded in where that can be done."""
-        model, arch = self._built.model, self._built.model.arch
-        params = self._state.params
-        if not list(fold.obstacles(arch, model.tied_embeddings)):
-            params = jax.jit(partial(fold.folded, arch, model.sizes))(params)
-            model = model.clone(arch=fold.plain(arch))
+        model, params = self._built.model, self._state.params
+        if not list(fold.obstacles(model.arch, model.tied_embeddings)):
+            model, params = trained.fold_in(model, params)
         endless = cast(Any, SimpleNamespace(size=model.sizes.vocab, end_of_document=-1))  # no row ends early
         generator = Generator(model, params, endless, self._config.model.context)
         most = 1 + self._request.decode_tokens
